@@ -1,0 +1,64 @@
+"""The executor contract. Owns: the one interface between the kernel's plans and whatever computes them.
+
+Rules: an executor runs exactly the plan it is given and never decides about pages. The torch model,
+the tests' fake and the lab's cost model all stand behind this protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hotprefix.engine.params import SamplingParams
+from hotprefix.kernel.config import Capabilities
+from hotprefix.kernel.plan import StepPlan
+from hotprefix.kernel.request import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One position's log-probabilities: the token's own, its rank (1 = most likely) and the top ones
+    as (token id, logprob), most likely first."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What sampling gave one request in one step."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """sampled: for each chunk with `samples`. prompt_logprobs: for requests that asked, the entries of
+    the prompt positions whose logits this step computed, in order (position p's logits score token
+    p + 1; the first prompt token has none and gets no entry)."""
+
+    sampled: Mapping[RequestId, Sampled]
+    prompt_logprobs: Mapping[RequestId, Sequence[TokenLogprob]] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Runs step plans."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def start(self, request: RequestId, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Make the request's sampling settings known before its first chunk."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run the plan's chunks. Raises on failure; KV written so far is then worthless."""
+        ...
+
+    def finish(self, request: RequestId) -> None:
+        """Forget the request (ended or aborted). Unknown ids are ignored."""
+        ...

@@ -1,0 +1,116 @@
+"""Sampling settings of one request. Owns: `SamplingParams`, validated when built.
+
+Rules: frozen; every refusal names the field, its value and the allowed range; what needs the model
+(vocabulary size, token ids) is checked once by `check_vocab`. Meanings follow OpenAI's where it has
+the field, vLLM's otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotprefix.errors import InputError
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """A grammar the output must follow. kind: json_schema | json_object | regex | grammar | choice
+    | lark (llguidance's Lark dialect); spec: the schema or expression as text."""
+
+    kind: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are chosen.
+
+    temperature 0 is greedy. top_k 0 is off. seed: the random stream is a function of (seed, output
+    index) alone, independent of batch mates. logprobs: number of top entries wanted (None = none,
+    0 = the sampled token's only). prompt_logprobs likewise for the prompt. min_tokens: end tokens
+    and stops are held back before that many outputs. max_tokens None = what the context leaves.
+    Raises InputError.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    structured: StructuredOutput | None = None
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 2.0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _whole("top_k", self.top_k, 0, None)
+        _whole("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1, None)
+            if self.min_tokens > self.max_tokens:
+                raise InputError(
+                    f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}", param="min_tokens"
+                )
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**63 - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if len(self.stop) > MAX_STOPS or any(not isinstance(s, str) or not s for s in self.stop):
+            raise InputError(f"stop: give at most {MAX_STOPS} non-empty strings", param="stop")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0, None)
+        for token, bias in self.logit_bias.items():
+            _whole("logit_bias", token, 0, None)
+            _number(f"logit_bias[{token}]", bias, -100.0, 100.0, param="logit_bias")
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise InputError where a token id lies outside [0, vocab_size) (handed case 144)."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
+            for token in ids:
+                if token >= vocab_size:
+                    raise InputError(
+                        f"{name} holds token id {token}: the model has ids 0 to {vocab_size - 1}", param=name
+                    )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _number(
+    name: str, value: Any, low: float, high: float, *, open_low: bool = False, param: str | None = None
+) -> None:
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or value > high or (value <= low if open_low else value < low):
+        edge = "above" if open_low else "from"
+        raise InputError(f"{name}={value!r}: give a number {edge} {low} to {high}", param=param or name)
+
+
+def _whole(name: str, value: Any, low: int, high: int | None) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool)
+    if not ok or value < low or (high is not None and value > high):
+        limit = f"from {low} to {high}" if high is not None else f">= {low}"
+        raise InputError(f"{name}={value!r}: give a whole number {limit}", param=name)

@@ -1,0 +1,115 @@
+"""Kernel configuration. Owns: the names of the policies and the limits of one kernel.
+
+Rules: frozen, validated once when built, never read from the environment; messages carry the
+offending value and the fix. Units: tokens, pages, seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hotprefix.errors import ConfigError
+
+
+class Publication(StrEnum):
+    """When computed pages become visible to other requests (terms.md, *publication*)."""
+
+    FINISH = "finish"
+    PREFILL = "prefill"
+    STEP = "step"
+    SCHEDULE = "schedule"
+
+
+class Flight(StrEnum):
+    """Who computes a prompt several requests need (terms.md, *flight*; seed: single flight)."""
+
+    NONE = "none"
+    EXACT_FINISH = "exact-finish"
+    EXACT_PREFILL = "exact-prefill"
+    COALESCED = "coalesced"
+
+
+class Order(StrEnum):
+    """In which order waiting requests are tried (kernel.md, *Step planning*)."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+    SPF = "spf"
+    DFS = "dfs"
+    PRIORITY = "priority"
+
+
+class Eviction(StrEnum):
+    """Which unpinned leaf loses its tail first (kernel.md, *Prefix tree and pages*)."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    SLRU = "slru"
+    FIFO = "fifo"
+    PRIORITY = "priority"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the executor can do. `same_step_reads`: all KV of a layer is written before attention of
+    that layer reads it, so a request may read pages another computes in the same step."""
+
+    same_step_reads: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """Everything one kernel needs to know. Raises ConfigError where a value is out of range.
+
+    total_pages: pages of L1. page_size: tokens per page. max_batched_tokens: tokens one step may
+    compute. max_running: requests that hold pages at a time. max_waiting: queue limit, 0 = none.
+    max_overtakes: how often later arrivals may be admitted ahead of one request before nobody may
+    overtake it any more (ageing of every cache-aware order, and the bound on look-ahead past a head
+    that does not fit). lookahead: how many requests behind a head that does not fit are tried.
+    output_reserve: share of a running request's remaining outputs that admission keeps free
+    (over-commit); goes to 1 at a retraction and decays back.
+    """
+
+    total_pages: int
+    page_size: int = 16
+    max_batched_tokens: int = 2048
+    max_running: int = 64
+    max_waiting: int = 0
+    prefix_cache: bool = True
+    publication: Publication = Publication.SCHEDULE
+    flight: Flight = Flight.COALESCED
+    order: Order = Order.FCFS
+    eviction: Eviction = Eviction.LRU
+    preemption: bool = False
+    max_overtakes: int = 32
+    lookahead: int = 8
+    output_reserve: float = 0.25
+    max_elections: int = 3
+    max_step_failures: int = 2
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("total_pages", 1), ("page_size", 1), ("max_batched_tokens", 1), ("max_running", 1),
+            ("max_waiting", 0), ("max_overtakes", 0), ("lookahead", 0), ("max_elections", 0),
+            ("max_step_failures", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise ConfigError(f"{name}={value!r}: give a whole number >= {low}", param=name)
+        if not 0.0 <= self.output_reserve <= 1.0:
+            raise ConfigError(
+                f"output_reserve={self.output_reserve!r}: give a share between 0 and 1", param="output_reserve"
+            )
+        if self.max_running > self.max_batched_tokens:
+            raise ConfigError(
+                f"max_running={self.max_running} exceeds max_batched_tokens={self.max_batched_tokens}: "
+                "each running request needs one token a step; lower the first or raise the second",
+                param="max_running",
+            )
+        for name, kind in (
+            ("publication", Publication), ("flight", Flight), ("order", Order), ("eviction", Eviction),
+        ):  # fmt: skip
+            if not isinstance(getattr(self, name), kind):
+                allowed = ", ".join(kind)
+                raise ConfigError(f"{name}={getattr(self, name)!r}: give one of {allowed}", param=name)

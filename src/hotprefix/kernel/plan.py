@@ -1,0 +1,111 @@
+"""What the kernel hands out and takes back. Owns: the frozen records at the kernel's edge.
+
+Rules: a driver executes a `StepPlan` and answers with one `StepOutcome`; it decides nothing about
+pages. Chunks appear decodes first. Everything is comparable by value, so two drivers' plans can be
+compared with `==` (the parity test).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hotprefix.kernel.request import RequestId
+
+
+class Finish(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions [start, start + n) of one request to compute in this step; n = len(tokens) / 4.
+
+    slot: row in [0, max_running) that is this request's while it runs. table: page ids from page
+    index `table_from` on; entries before it are as in this slot's earlier chunks (an admission has
+    table_from 0). The table covers exactly the positions up to the chunk's end. samples: the last
+    position's logits are wanted and one token is to be sampled. prefill: positions below the prompt's
+    (or, after a retraction, the known text's) end.
+    """
+
+    request: RequestId
+    slot: int
+    start: int
+    tokens: bytes
+    table_from: int
+    table: tuple[int, ...]
+    samples: bool
+    prefill: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.tokens) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that starts running in this step. cached: leading tokens taken from the cache."""
+
+    request: RequestId
+    slot: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Nothing could run though requests wait: the numbers that say why (pages)."""
+
+    head: RequestId
+    need: int
+    free: int
+    evictable: int
+    protected: int
+    owned: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass. Empty `chunks` means there is nothing to execute (do not commit it)."""
+
+    step: int
+    chunks: tuple[Chunk, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    retracted: tuple[RequestId, ...] = ()
+    stall: Stall | None = None
+
+    @property
+    def batched_tokens(self) -> int:
+        return sum(len(c.tokens) for c in self.chunks) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What came of a plan. ok: the forward pass ran. sampled: one token for each chunk with
+    `samples`. stopped: requests whose sampled token ended them (end of sequence, stop string)."""
+
+    ok: bool = True
+    sampled: Mapping[RequestId, int] = field(default_factory=dict)
+    stopped: frozenset[RequestId] = frozenset()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one request gained from a commit (or an abort). token: the sampled token, None where the
+    step only prefilled or the request ended without one. cached: prompt tokens first reused
+    (effective reuse, counted once). computed: positions computed for it so far, re-computation
+    included. finish: set exactly once per request."""
+
+    request: RequestId
+    token: int | None
+    finish: Finish | None
+    cached: int
+    computed: int
+    error: str | None = None

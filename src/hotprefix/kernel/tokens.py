@@ -1,0 +1,33 @@
+"""Token strings as bytes. Owns: the one representation of token ids inside the kernel.
+
+Rules: a token is four bytes, int32 little-endian; `bytes` because it is immutable, hashable and
+compared at memory speed (kernel.md: "never a Python loop over tokens"). Executors turn it into
+arrays with `view`, which copies nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+TOKEN_BYTES = 4
+_DTYPE = np.dtype("<i4")
+assert sys.byteorder == "little", "hotprefix stores token ids little-endian in host order"
+
+
+def encode(ids: Iterable[int]) -> bytes:
+    """Token ids -> bytes. Raises OverflowError where an id does not fit int32."""
+    return np.fromiter(ids, dtype=_DTYPE).tobytes()
+
+
+def view(tokens: bytes) -> npt.NDArray[np.int32]:
+    """Read-only int32 array, shape [len(tokens) / 4], over the same memory."""
+    return np.frombuffer(tokens, dtype=_DTYPE)
+
+
+def count(tokens: bytes | bytearray) -> int:
+    """Number of tokens."""
+    return len(tokens) // TOKEN_BYTES
