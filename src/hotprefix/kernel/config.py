@@ -99,7 +99,7 @@ class KernelConfig:
                 raise ConfigError(f"{name}={value!r}: give a whole number >= {low}", param=name)
         if not 0.0 <= self.output_reserve <= 1.0:
             raise ConfigError(
-                f"output_reserve={self.output_reserve!r}: give a share between 0 and 1", param="output_reserve"
+                f"output_reserve={self.output_reserve!r}: give a share from 0 to 1", param="output_reserve"
             )
         if self.max_running > self.max_batched_tokens:
             raise ConfigError(
