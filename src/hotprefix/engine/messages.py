@@ -7,7 +7,8 @@ or events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.params import SamplingParams
@@ -44,11 +45,22 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """Intervals of one request by the engine's monotonic clock, seconds; None = it never happened.
+    queue: submit to first admission (terms.md timeline: enqueue to admit). prefill: first admission to
+    first output token. decode: first to last output token."""
+
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New output of one request. text: what may be shown now (held-back stop candidates and split
     UTF-8 characters come later); join of all texts equals the non-stream text. tokens: ids since the
     last delta. finish: set on the last delta only. stop_reason: the stop string or token id that hit.
-    error: human-readable, with finish ERROR."""
+    error: human-readable, with finish ERROR. timing: set on the last delta only."""
 
     id: RequestId
     text: str
@@ -59,3 +71,59 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    timing: Timing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client must know about a loaded engine. model: the name requests give. max_model_len:
+    tokens of prompt plus outputs one request may have (context and page pool both allow it).
+    kv_tokens: capacity of the L1 pool. details: settings worth showing (dtype, policies), JSON-able."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    kv_tokens: int
+    details: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """What a flush of the prefix cache did. freed: tokens dropped from the cache. kept: tokens that
+    could not be dropped because running requests hold their pages (running: how many of those)."""
+
+    freed: int
+    kept: int
+    running: int
+
+    @property
+    def complete(self) -> bool:
+        return self.kept == 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges now and counters since the engine's start. Gauges: running, waiting (requests); L1 pages
+    by state, conserved: free + owned + evictable + protected = total. Counters, tokens: queried and
+    cached_* count each request once, at its first use in prefill (terms.md, *effective reuse*; handed
+    cases 156, 157); computed counts prompt tokens run through prefill, re-computation included;
+    generated counts outputs. Counters, events: steps, retractions, evicted_pages."""
+
+    running: int
+    waiting: int
+    total_pages: int
+    free_pages: int
+    owned_pages: int
+    evictable_pages: int
+    protected_pages: int
+    page_size: int
+    queried_tokens: int
+    cached_device: int
+    cached_host: int
+    cached_storage: int
+    computed_tokens: int
+    generated_tokens: int
+    steps: int
+    retractions: int
+    evicted_pages: int
