@@ -1,0 +1,70 @@
+"""Small inline charts. Owns: one chart kind, the panel of horizontal bars, as an SVG string.
+
+Rules: no script, no external asset, no fixed colour (CSS classes `tone-*`, `muted`, so that light and
+dark both work); drawn 360 units wide, which a phone shows at about 1:1; bars start at zero; every
+value is also written out, and each run is a dot, so that a mean never hides its spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH = 360
+_ROW = 33
+_TOP = 8
+_BAR = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """label, text: written left and right above the bar. value >= 0 sets its length, sd its whisker
+    (None: not drawn), points its dots. tone: CSS class suffix of its colour."""
+
+    label: str
+    value: float
+    text: str
+    sd: float | None = None
+    points: Sequence[float] = ()
+    tone: str = "a"
+
+
+def extent(bars: Sequence[Bar]) -> float:
+    """Largest value that must fit; give the largest of several panels as their common `top`."""
+    return max((max([b.value + (b.sd or 0.0), *b.points]) for b in bars), default=0.0)
+
+
+def bar_panel(name: str, bars: Sequence[Bar], *, top: float, reference: float | None = None) -> str:
+    """One panel. name: what a screen reader says. top: value of a full-width bar. reference: value of a
+    dashed line (the baseline)."""
+    scale = (WIDTH - 8) / top if top > 0 else 0.0
+    height = _TOP + _ROW * len(bars)
+    body = [_bar(b, _TOP + _ROW * i, scale) for i, b in enumerate(bars)]
+    if reference is not None:
+        x = _n(reference * scale)
+        body.append(f'<line class="reference" x1="{x}" x2="{x}" y1="0" y2="{height}"/>')
+    return (
+        f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name)}">'
+        + "".join(body)
+        + "</svg>"
+    )
+
+
+def _bar(bar: Bar, y: int, scale: float) -> str:
+    middle = y + 14 + _BAR / 2
+    parts = [
+        f'<text x="0" y="{y + 9}">{escape(bar.label)}</text>',
+        f'<text class="value" x="{WIDTH}" y="{y + 9}" text-anchor="end">{escape(bar.text)}</text>',
+        f'<rect class="tone-{bar.tone}" x="0" y="{y + 14}" width="{_n(max(bar.value * scale, 1))}" '
+        f'height="{_BAR}" rx="2"/>',
+    ]
+    if bar.sd:
+        low, high = _n(max(bar.value - bar.sd, 0) * scale), _n((bar.value + bar.sd) * scale)
+        parts.append(f'<line class="whisker" x1="{low}" x2="{high}" y1="{_n(middle)}" y2="{_n(middle)}"/>')
+    parts += [f'<circle class="run" cx="{_n(p * scale)}" cy="{_n(middle)}" r="2"/>' for p in bar.points]
+    return "".join(parts)
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}"

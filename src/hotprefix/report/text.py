@@ -1,0 +1,52 @@
+"""How figures are written. Owns: the one wording of times, changes and spreads in tables and charts.
+
+Rules: a missing figure is a dash; a change that the spread could explain is never coloured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotprefix.bench.summary import Figure
+
+DASH = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """tone: 'good', 'bad' or '' (no claim)."""
+
+    text: str
+    tone: str = ""
+
+
+def seconds(value: float) -> str:
+    """412 ms below a second, 1.73 s from there."""
+    return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
+
+
+def spread(figure: Figure) -> str:
+    """mean ± sd; the mean alone for a single run."""
+    return seconds(figure.mean) if figure.sd is None else f"{seconds(figure.mean)} ± {seconds(figure.sd)}"
+
+
+def change(figure: Figure, base: Figure) -> Cell:
+    """Change against the baseline. Toned only where the two means differ by more than both sample
+    standard deviations together (a plain screen, not a test of significance)."""
+    if figure.change is None or figure is base:
+        return Cell(DASH)
+    text = f"{figure.change * 100:+.0f} %".replace("-", "−")
+    if figure.sd is None or base.sd is None or abs(figure.mean - base.mean) <= figure.sd + base.sd:
+        return Cell(text)
+    return Cell(text, "good" if figure.change < 0 else "bad")
+
+
+def factor(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2f}"
+
+
+def whole(value: float | None) -> str:
+    """Tokens, with a decimal only where the mean has one."""
+    if value is None:
+        return DASH
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
