@@ -23,7 +23,7 @@ class Batch:
     token's KV is written, page * page_size + offset. query_starts int32[R + 1]: request r owns rows
     [query_starts[r], query_starts[r + 1]). context_lens int32[R]: positions visible to the request's
     last new token, that token included. page_table int32[R, max_pages]: page of each page index;
-    entries past a request's context are 0 and never read. logit_rows int64[L], rows of [0, T).
+    entries past a request's context are undefined and never read. logit_rows int64[L], rows of [0, T).
     page_size, max_query_len, max_context_len: host-side copies that kernels need for their loops.
     """
 
@@ -60,8 +60,9 @@ class Batch:
 
     @cached_property
     def context_slots(self) -> Tensor:
-        """int64[R, max_context_len]: pool slot of every context position of every request; past a
-        request's own context they point into page 0 and must be masked."""
+        """int64[R, max_context_len]: pool slot of every context position of every request. Past a
+        request's own context its last position is repeated: padding never reads another's KV."""
         offsets = torch.arange(self.max_context_len, device=self.page_table.device)
-        pages = self.page_table[:, offsets // self.page_size].long()
-        return pages * self.page_size + offsets % self.page_size
+        positions = torch.minimum(offsets, self.context_lens[:, None].long() - 1)
+        pages = self.page_table.long().gather(1, positions // self.page_size)
+        return pages * self.page_size + positions % self.page_size

@@ -1,0 +1,145 @@
+"""The decoder's forward pass. Owns: `Decoder`, the one computation all supported families share.
+
+Rules: per layer all new KV is written before attention reads any, so a request may read pages that
+another one computes in the same step. Nothing here loops over tokens, requests or pages. QKV and
+gate-up are one matrix each. Activations keep the model's dtype; logits leave as float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotprefix.engine.batch import Batch
+from hotprefix.engine.kvpool import KVPool
+from hotprefix.engine.model.config import ModelConfig
+from hotprefix.engine.model.gguf_weights import ROPE_DIVISORS
+from hotprefix.engine.model.ops import Ops
+from hotprefix.engine.model.rope import RopeTable
+from hotprefix.engine.model.weights import Weights
+from hotprefix.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    qkv: Any
+    output: Any
+    gate_up: Any
+    down: Any
+    input_norm: Tensor
+    middle_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    window: int | None
+    rotates: bool
+
+
+class Decoder:
+    """A loaded model. Not thread-safe only in that two passes must not share a KV pool."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        self._ops = ops
+        take = _Taker(weights, dtype, device)
+        self._layers = [_load_layer(config, ops, take, i) for i in range(config.layers)]
+        self._final_norm = take.vector("model.norm.weight", config.hidden_size)
+        self._embedding = take.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        head = "lm_head.weight"
+        if config.tied_embeddings or head not in weights:
+            head = "model.embed_tokens.weight"
+        self._head = ops.prepare_linear(take.matrix(head, config.vocab_size, config.hidden_size), None)
+        divisors = weights.get(ROPE_DIVISORS) if ROPE_DIVISORS in weights else None
+        self._rope = RopeTable(config.rope, config.head_dim, device, divisors)
+        self._scale = config.head_dim**-0.5
+
+    def forward(self, batch: Batch, pool: KVPool) -> Tensor:
+        """Write the batch's KV and return float32[L, V] logits of `batch.logit_rows`."""
+        return self.logits(self.hidden(batch, pool)[batch.logit_rows])
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, pool: KVPool) -> Tensor:
+        """Write the batch's KV and return the final-normed states [T, hidden]."""
+        ops, config, eps = self._ops, self.config, self.config.norm_eps
+        shape = config.shape
+        cos, sin = self._rope(batch.positions)
+        still = (torch.ones_like(cos), torch.zeros_like(sin))
+        residual = self._embedding.index_select(0, batch.token_ids)
+        x = ops.norm(residual, self._layers[0].input_norm, eps)
+        for i, layer in enumerate(self._layers):
+            keys, values = pool.keys[i], pool.values[i]
+            turn = (cos, sin) if layer.rotates else still
+            q = ops.rope_write(
+                ops.linear(x, layer.qkv), shape, *turn, layer.q_norm, layer.k_norm, eps,
+                keys, values, batch.slots,
+            )  # fmt: skip
+            attended = ops.attention(q, keys, values, batch, self._scale, layer.window)
+            x = ops.linear(attended.view(batch.tokens, -1), layer.output)
+            x = ops.add_norm(x, residual, layer.middle_norm, eps)
+            x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
+            after = self._layers[i + 1].input_norm if i + 1 < config.layers else self._final_norm
+            x = ops.add_norm(x, residual, after, eps)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor) -> Tensor:
+        """Rows of `hidden` [L, hidden] -> float32[L, V]."""
+        return self._ops.linear(states, self._head).float()
+
+
+class _Taker:
+    """Takes tensors out of `weights`, checked for shape, in the wanted precision and place."""
+
+    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self._weights, self._dtype, self._device = weights, dtype, device
+
+    def matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        return self._take(name, (rows, columns), self._dtype)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """Norm weights: always float32."""
+        return self._take(name, (size,), torch.float32)
+
+    def fused(self, names: list[tuple[str, int]], columns: int) -> Tensor:
+        """The named [rows, columns] matrices, one below the other."""
+        return torch.cat([self.matrix(f"{name}.weight", rows, columns) for name, rows in names])
+
+    def fused_bias(self, names: list[tuple[str, int]]) -> Tensor:
+        return torch.cat([self._take(f"{name}.bias", (rows,), self._dtype) for name, rows in names])
+
+    def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        tensor = self._weights.get(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(f"tensor {name!r} has shape {tuple(tensor.shape)}, the config says {shape}")
+        return tensor.to(device=self._device, dtype=dtype).contiguous()
+
+
+def _load_layer(config: ModelConfig, ops: Ops, take: _Taker, i: int) -> _Layer:
+    base = f"model.layers.{i}"
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+
+    def linear(names: list[tuple[str, int]], columns: int, bias: bool) -> Any:
+        full = [(f"{base}.{name}", rows) for name, rows in names]
+        return ops.prepare_linear(take.fused(full, columns), take.fused_bias(full) if bias else None)
+
+    def head_norm(name: str) -> Tensor | None:
+        return take.vector(f"{base}.self_attn.{name}.weight", config.head_dim) if config.qk_norm else None
+
+    attention = [("self_attn.q_proj", wide), ("self_attn.k_proj", narrow), ("self_attn.v_proj", narrow)]
+    return _Layer(
+        qkv=linear(attention, hidden, config.qkv_bias),
+        output=linear([("self_attn.o_proj", hidden)], wide, config.output_bias),
+        gate_up=linear([("mlp.gate_proj", inner), ("mlp.up_proj", inner)], hidden, config.mlp_bias),
+        down=linear([("mlp.down_proj", hidden)], inner, config.mlp_bias),
+        input_norm=take.vector(f"{base}.input_layernorm.weight", hidden),
+        middle_norm=take.vector(f"{base}.post_attention_layernorm.weight", hidden),
+        q_norm=head_norm("q_norm"),
+        k_norm=head_norm("k_norm"),
+        window=config.windows[i],
+        rotates=config.rope_layers[i],
+    )

@@ -1,0 +1,102 @@
+"""Tensors and metadata of a GGUF file. Owns: its names and row order turned into Hugging Face's.
+
+Rules: dequantised to float32 exactly as the format defines. llama.cpp stores the query and key rows
+of llama-type models so that rotary pairs are neighbours; we undo that, because our rotation pairs the
+two halves of a head as Hugging Face does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotprefix.engine.model.config import ModelConfig, from_gguf
+from hotprefix.errors import ModelLoadError
+
+ROPE_DIVISORS = "rope_divisors"
+_INTERLEAVED = ("llama", "smollm3")
+_GLOBAL = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    ROPE_DIVISORS: "rope_freqs.weight",
+}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+class GgufWeights:
+    """`Weights` over one GGUF file; dequantises at each `get`. Raises ModelLoadError."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            reader = gguf.GGUFReader(str(path))
+            self.metadata = {name: _value(name, field) for name, field in reader.fields.items()}
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise ModelLoadError(f"cannot read GGUF file {path}: {error}") from error
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.tensor_names = frozenset(self._tensors)
+        self.config: ModelConfig = from_gguf(self.metadata, self.tensor_names)
+        self._names = _name_map(self.config.layers, self.tensor_names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor the decoder may want, by Hugging Face name."""
+        return {
+            name: tuple(int(n) for n in reversed(self._tensors[raw].shape))
+            for name, raw in self._names.items()
+        }
+
+    def get(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise ModelLoadError(f"the weights lack tensor {name!r}")
+        raw = self._tensors[self._names[name]]
+        try:
+            values = gguf.dequantize(raw.data, raw.tensor_type)
+        except NotImplementedError as error:
+            raise ModelLoadError(f"GGUF tensor type {raw.tensor_type.name} is not supported") from error
+        tensor = torch.from_numpy(np.array(values, dtype=np.float32, copy=True))
+        if self.metadata["general.architecture"] in _INTERLEAVED:
+            if ".q_proj." in name:
+                return _pair_halves(tensor, self.config.heads)
+            if ".k_proj." in name:
+                return _pair_halves(tensor, self.config.kv_heads)
+        return tensor
+
+
+def _value(name: str, field: Any) -> Any:
+    """A metadata value as plain Python; `GGUF.*` fields are the reader's own header counters."""
+    value = field.contents()
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _name_map(layers: int, present: frozenset[str]) -> dict[str, str]:
+    names = dict(_GLOBAL)
+    for i in range(layers):
+        for ours, theirs in _LAYER.items():
+            for part in ("weight", "bias"):
+                names[f"model.layers.{i}.{ours}.{part}"] = f"blk.{i}.{theirs}.{part}"
+    return {ours: theirs for ours, theirs in names.items() if theirs in present}
+
+
+def _pair_halves(rows: Tensor, heads: int) -> Tensor:
+    """Rows [heads * D, ...] with rotary pairs as neighbours -> pairs D/2 apart."""
+    return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

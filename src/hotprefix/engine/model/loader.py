@@ -1,0 +1,123 @@
+"""From a model name to a running decoder. Owns: `load_model`, choice of dtype, device and ops.
+
+Rules: a fingerprint covers everything KV depends on: weight content, config (rope included) and
+dtype. The content digest of a Hugging Face directory is remembered by the files' identity (size,
+times, inode), so only the first start reads them twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from hotprefix.engine.model import store
+from hotprefix.engine.model.config import from_hf
+from hotprefix.engine.model.convert import Loaded, Progress, load_gguf
+from hotprefix.engine.model.files import ModelFiles
+from hotprefix.engine.model.forward import Decoder
+from hotprefix.engine.model.ops import Ops
+from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, directory_files
+from hotprefix.engine.model.torch_ops import TorchOps
+from hotprefix.errors import ConfigError, ModelLoadError
+
+log = logging.getLogger(__name__)
+_DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder and the fingerprint (hex) that names its KV in the cache."""
+
+    decoder: Decoder
+    fingerprint: str
+
+
+def load_model(
+    files: ModelFiles,
+    dtype: str = "auto",
+    device: str = "auto",
+    ops: Ops | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a model. dtype: auto, float32 or bfloat16. progress(stage, share done) is called now and
+    then. Raises ModelLoadError for the files, ConfigError for the settings."""
+    started = time.monotonic()
+    place = choose_device(device)
+    kind = choose_dtype(dtype, place)
+    if files.kind == "gguf":
+        loaded = load_gguf(files.path, kind, cache_dir, progress)
+    else:
+        loaded = _load_directory(files.path, cache_dir or store.default_cache_dir())
+    if progress is not None:
+        progress("loading", 0.0)
+    decoder = Decoder(loaded.config, loaded.weights, ops or choose_ops(place), kind, place)
+    if progress is not None:
+        progress("loading", 1.0)
+    log.info("loaded %s as %s on %s in %.1f s", files.name, kind, place, time.monotonic() - started)
+    fingerprint = store.digest(loaded.content, dataclasses.asdict(loaded.config), str(kind))
+    return LoadedModel(decoder, fingerprint)
+
+
+def choose_device(name: str) -> torch.device:
+    """auto = CUDA where there is one. Raises ConfigError."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r}: give auto, cpu or cuda", param="device") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"device={name!r} is not available here: give auto or cpu", param="device")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """auto = bfloat16 where the device multiplies it natively. Raises ConfigError."""
+    if name == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        flags = torch.cpu.get_capabilities()
+        fast = flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("bf16")
+        return torch.bfloat16 if fast else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype={name!r}: give auto, float32 or bfloat16", param="dtype")
+    return _DTYPES[name]
+
+
+def choose_ops(device: torch.device) -> Ops:
+    """Native kernels where they build, torch elsewhere."""
+    return TorchOps()
+
+
+def _load_directory(path: Path, cache_dir: Path) -> Loaded:
+    try:
+        raw = json.loads((path / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {path / 'config.json'}: {error}") from error
+    files = directory_files(path)
+    return Loaded(from_hf(raw), SafetensorsWeights(files), _content(files, cache_dir))
+
+
+def _content(files: list[Path], cache_dir: Path) -> str:
+    identities = [store.identity(file) for file in files]
+    record = cache_dir / "models" / f"{store.digest([str(f.resolve()) for f in files])[:32]}.content.json"
+    known = store.read_json(record)
+    if known is not None and known.get("identity") == identities:
+        return str(known["sha256"])
+    content = store.digest([store.file_sha256(file) for file in files])
+    try:
+        store.write_json(record, {"identity": identities, "sha256": content})
+    except OSError as error:
+        log.warning("cannot keep the weights' digest in %s: %s", record.parent, error)
+    return content

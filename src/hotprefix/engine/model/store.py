@@ -1,0 +1,75 @@
+"""The per-user cache on disk. Owns: where it is, and atomic JSON and file writes into it.
+
+Rules: everything in it can be rebuilt, so a reader treats anything odd as absent; a writer that cannot
+write (no space, no permission) says so once with a warning and the caller goes on without a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def default_cache_dir() -> Path:
+    """The platform's per-user cache folder for hotprefix."""
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "hotprefix"
+
+
+def identity(path: Path) -> list[Any]:
+    """What changes when a file is replaced or written to, without reading it."""
+    info = path.stat()
+    return [str(path.resolve()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 (hex) over the parts' JSON, which frames and types them."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 (hex) of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under `path` complete or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where it is absent, damaged or no object."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Atomic write. Raises OSError."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(value).encode())

@@ -1,0 +1,198 @@
+"""Runs step plans on the model. Owns: `TorchExecutor` and the page tables it keeps per slot.
+
+Rules: it does exactly what a plan says and decides nothing about pages. Building a batch is numpy on
+whole arrays: nothing loops over tokens, and per chunk only the plan's deltas are copied. Tables are
+updated before anything can fail, so a failed step leaves nothing half done: the next plan runs.
+NaN never becomes text: a step whose states or logits are not finite fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hotprefix.engine.batch import Batch
+from hotprefix.engine.executor import Sampled, StepResult, TokenLogprob
+from hotprefix.engine.kvpool import KVPool
+from hotprefix.engine.model.forward import Decoder
+from hotprefix.engine.params import SamplingParams
+from hotprefix.errors import HotprefixError
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.config import Capabilities
+from hotprefix.kernel.plan import Chunk, StepPlan
+from hotprefix.kernel.request import RequestId
+
+_LOGPROB_ROWS = 128
+Ints = npt.NDArray[np.int32]
+
+
+class Sampler(Protocol):
+    """What the executor needs of a sampler."""
+
+    def start(self, request: RequestId, prompt: Sequence[int], params: SamplingParams) -> None: ...
+
+    def sample(self, rows: list[RequestId], logits: Tensor) -> list[Sampled]:
+        """One token for each row of logits float32[L, V]."""
+        ...
+
+    def finish(self, request: RequestId) -> None: ...
+
+
+@dataclass(slots=True)
+class _PromptScores:
+    """A request that wants prompt logprobs: done is the next position whose logits are to be scored."""
+
+    prompt: Tensor
+    top: int
+    done: int = 0
+
+
+class TorchExecutor:
+    """`Executor` over a decoder, a KV pool and a sampler. Not thread-safe."""
+
+    def __init__(self, decoder: Decoder, pool: KVPool, sampler: Sampler) -> None:
+        self._decoder, self._pool, self._sampler = decoder, pool, sampler
+        self._tables: Ints = np.zeros((1, 64), dtype=np.int32)
+        self._scores: dict[RequestId, _PromptScores] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(same_step_reads=True)
+
+    def start(self, request: RequestId, prompt: Sequence[int], params: SamplingParams) -> None:
+        self._sampler.start(request, prompt, params)
+        if params.prompt_logprobs is not None:
+            tokens = torch.tensor(list(prompt), dtype=torch.int64, device=self._decoder.device)
+            self._scores[request] = _PromptScores(tokens, params.prompt_logprobs)
+
+    def finish(self, request: RequestId) -> None:
+        self._scores.pop(request, None)
+        self._sampler.finish(request)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Raises HotprefixError where the plan cannot be run or the numbers are not finite (whatever
+        went wrong below is its cause)."""
+        for chunk in plan.chunks:
+            self._update_table(chunk)
+        try:
+            return self._run(plan.chunks)
+        except Exception as error:
+            raise HotprefixError(f"step {plan.step} ({len(plan.chunks)} chunks) failed: {error}") from error
+
+    def _update_table(self, chunk: Chunk) -> None:
+        end = chunk.table_from + len(chunk.table)
+        rows, columns = self._tables.shape
+        if chunk.slot >= rows or end > columns:
+            grown = np.zeros(
+                (max(rows, 2 * chunk.slot, chunk.slot + 1), columns if end <= columns else 2 * end), np.int32
+            )
+            grown[:rows, :columns] = self._tables
+            self._tables = grown
+        self._tables[chunk.slot, chunk.table_from : end] = chunk.table
+
+    def _run(self, chunks: Sequence[Chunk]) -> StepResult:
+        batch = self._batch(chunks)
+        states = self._decoder.hidden(batch, self._pool)
+        _require_finite(states, "hidden states")
+        sampled: Mapping[RequestId, Sampled] = {}
+        rows = [chunk.request for chunk in chunks if chunk.samples]
+        if rows:
+            logits = self._decoder.logits(states[batch.logit_rows])
+            _require_finite(logits, "logits")
+            sampled = dict(zip(rows, self._sampler.sample(rows, logits), strict=True))
+        return StepResult(sampled, self._score_prompts(chunks, states, batch))
+
+    def _batch(self, chunks: Sequence[Chunk]) -> Batch:
+        page_size = self._pool.page_size
+        tokens = tk.view(b"".join(chunk.tokens for chunk in chunks))
+        starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
+        stops = np.array([chunk.stop for chunk in chunks], dtype=np.int32)
+        slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
+        bounds = np.zeros(len(chunks) + 1, dtype=np.int32)
+        lens = stops - starts
+        np.cumsum(lens, out=bounds[1:])
+        positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - bounds[:-1], lens)
+        table = self._tables[slots, : -(-int(stops.max()) // page_size)]
+        pages = table[np.repeat(np.arange(len(chunks)), lens), positions // page_size].astype(np.int64)
+        self._check(tokens, positions, pages)
+        samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
+        return Batch(
+            token_ids=self._put(tokens),
+            positions=self._put(positions),
+            slots=self._put(pages * page_size + positions % page_size),
+            query_starts=self._put(bounds),
+            context_lens=self._put(stops),
+            page_table=self._put(table),
+            logit_rows=self._put((bounds[1:] - 1)[samples].astype(np.int64)),
+            page_size=page_size,
+            max_query_len=int(lens.max()),
+            max_context_len=int(stops.max()),
+        )
+
+    def _put(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array.copy()).to(self._decoder.device)
+
+    def _check(self, tokens: Ints, positions: Ints, pages: npt.NDArray[np.int64]) -> None:
+        """Native kernels do not check bounds; a wrong plan must not become a wild write."""
+        config = self._decoder.config
+        if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+            raise HotprefixError(f"token id outside the model's 0 to {config.vocab_size - 1}")
+        if positions.max() >= config.max_positions:
+            raise HotprefixError(f"position {positions.max()} is past the model's {config.max_positions}")
+        if pages.min() < 0 or pages.max() >= self._pool.pages:
+            raise HotprefixError(f"page {pages.max()} is outside the pool of {self._pool.pages}")
+
+    def _score_prompts(
+        self, chunks: Sequence[Chunk], states: Tensor, batch: Batch
+    ) -> dict[RequestId, Sequence[TokenLogprob]]:
+        found: dict[RequestId, Sequence[TokenLogprob]] = {}
+        for chunk, row in zip(chunks, batch.query_bounds, strict=False):
+            score = self._scores.get(chunk.request)
+            if score is None or not chunk.prefill:
+                continue
+            first, last = max(chunk.start, score.done), min(chunk.stop, len(score.prompt) - 1)
+            if first < last:
+                part = states[row + first - chunk.start : row + last - chunk.start]
+                found[chunk.request] = self._logprobs(part, score.prompt[first + 1 : last + 1], score.top)
+                score.done = last
+        return found
+
+    @torch.inference_mode()
+    def _logprobs(self, states: Tensor, targets: Tensor, top: int) -> list[TokenLogprob]:
+        """Entries of targets int64[n] given states [n, hidden], a block of rows at a time so that the
+        logits of a long prompt never exist at once."""
+        entries: list[TokenLogprob] = []
+        for at in range(0, len(targets), _LOGPROB_ROWS):
+            wanted = targets[at : at + _LOGPROB_ROWS]
+            logits = self._decoder.logits(states[at : at + _LOGPROB_ROWS])
+            _require_finite(logits, "prompt logits")
+            entries += _entries(logits, wanted, top)
+        return entries
+
+
+def _entries(logits: Tensor, wanted: Tensor, top: int) -> list[TokenLogprob]:
+    total = logits.logsumexp(-1)
+    own = logits.gather(1, wanted[:, None])
+    ranks = ((logits > own).sum(-1) + 1).tolist()
+    best = logits.topk(top, dim=-1) if top else None
+    ids = best.indices.tolist() if best is not None else [[]] * len(wanted)
+    values = (best.values - total[:, None]).tolist() if best is not None else [[]] * len(wanted)
+    scores = (own[:, 0] - total).tolist()
+    return [
+        TokenLogprob(token, score, rank, tuple(zip(row_ids, row_values, strict=True)))
+        for token, score, rank, row_ids, row_values in zip(
+            wanted.tolist(), scores, ranks, ids, values, strict=True
+        )
+    ]
+
+
+def _require_finite(values: Tensor, what: str) -> None:
+    """A sum is finite only if every addend is (one pass, no temporary)."""
+    if not bool(torch.isfinite(values.sum(dtype=torch.float32))):
+        raise HotprefixError(f"the model's {what} are not finite: this step's results are worthless")
