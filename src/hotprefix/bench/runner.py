@@ -34,7 +34,7 @@ from hotprefix.kernel.config import KernelConfig
 from hotprefix.report.bench import render
 
 PAGE = 16
-PAGES = 512  # 8 x 660 tokens fit uncached, with room for what earlier waves left
+PAGES = 640  # the largest wave, 8 prompts of 927 with 128 outputs, fits without any sharing (8 x 66 pages)
 MAX_RUNNING = 16
 
 
