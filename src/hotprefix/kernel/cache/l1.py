@@ -1,0 +1,100 @@
+"""L1, the device tier: the page pool and the prefix tree over it. Owns: the one place where pages are
+allocated by evicting, and the conservation check.
+
+Rule (terms.md): free + owned + evictable + protected = total, at all times; `check` verifies it page
+by page, not only by counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hotprefix.errors import ProtocolError
+from hotprefix.kernel.cache.evict import KEYS
+from hotprefix.kernel.cache.pages import PagePool, PageState
+from hotprefix.kernel.cache.tree import PrefixTree
+from hotprefix.kernel.config import Eviction
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Pages of one tier by state."""
+
+    total: int
+    free: int
+    owned: int
+    evictable: int
+    protected: int
+
+
+class L1:
+    """`total` pages of `page_size` tokens."""
+
+    def __init__(
+        self, total: int, page_size: int, eviction: Eviction, on_evict: Callable[[list[int]], None]
+    ) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(total)
+        self.tree = PrefixTree(page_size, KEYS[eviction])
+        self._on_evict = on_evict
+
+    @property
+    def available(self) -> int:
+        """Pages that an allocation could get now: free or evictable."""
+        return self.pool.free + self.tree.evictable_pages
+
+    def allocate(self, n: int) -> list[int] | None:
+        """n owned pages, evicting as many as are missing; None (and nothing evicted) where too few are
+        available."""
+        missing = n - self.pool.free
+        if missing > self.tree.evictable_pages:
+            return None
+        if missing > 0:
+            self._free(self.tree.evict(missing))
+        return self.pool.allocate(n)
+
+    def flush(self) -> int:
+        """Evict everything that is not protected; returns the number of pages."""
+        pages = self.tree.evict(self.tree.evictable_pages)
+        self._free(pages)
+        return len(pages)
+
+    def _free(self, pages: list[int]) -> None:
+        self.pool.unindex(pages)
+        if pages:
+            self._on_evict(pages)
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy(
+            self.pool.total, self.pool.free, self.pool.owned, self.tree.evictable_pages,
+            self.tree.protected_pages,
+        )  # fmt: skip
+
+    def check(self, owned: Iterable[int]) -> None:
+        """Raise ProtocolError unless every page is in exactly one place. owned: the pages that running
+        requests hold privately, each once."""
+        seen = bytearray(self.pool.total)
+        protected = 0
+        for node in self.tree.walk_nodes():
+            self._see(seen, node.pages, PageState.INDEXED)
+            protected += len(node.pages) if node.pins else 0
+            _check_node(node.pins, [c.pins for c in node.children.values()])
+        self._see(seen, owned, PageState.OWNED)
+        used = sum(seen)
+        now = self.occupancy()
+        if protected != now.protected or now.evictable < 0:
+            raise ProtocolError(f"{protected} pages are protected, the count says {now}")
+        if used + now.free != now.total or now.free + now.owned + now.evictable + now.protected != now.total:
+            raise ProtocolError(f"pages leaked: {used} in use, {now}")
+
+    def _see(self, seen: bytearray, pages: Iterable[int], state: PageState) -> None:
+        for page in pages:
+            if seen[page] or self.pool.state(page) is not state:
+                raise ProtocolError(f"page {page} is held twice, or is not {state.name}")
+            seen[page] = 1
+
+
+def _check_node(pins: int, child_pins: list[int]) -> None:
+    if pins < sum(1 for p in child_pins if p):
+        raise ProtocolError("a protected page has an unprotected parent")

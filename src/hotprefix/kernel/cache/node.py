@@ -1,0 +1,119 @@
+"""One run of pages in the prefix tree. Owns: `Node`, `Match`, and the walk that finds a match.
+
+Rules: a node's key is the token bytes of its pages, page-aligned, never empty except at a root. What
+a walk finds is a frozen `Match`; walking changes nothing. `version` grows whenever what a match that
+ends in this node could see has changed (split, child added or removed, tail evicted, node gone), so
+"is this match still the longest?" is one comparison (kernel.md: memoise and re-validate).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotprefix.kernel.request import Namespace
+from hotprefix.kernel.tokens import TOKEN_BYTES
+
+
+class Node:
+    """pages[i] holds the KV of key[i*page_bytes:(i+1)*page_bytes], given everything above it.
+
+    pins: handles whose deepest node this is, plus children that are protected; > 0 means protected.
+    planned: its pages are computed by the step in flight (`schedule`/`coalesced`), not yet real.
+    last_access, hits, priority belong to uses that *ended* here; a parent inherits its children's when
+    they leave, so a touch is one write and yet no parent ever looks older than its children.
+    serial: unique within the tree, for order policies.
+    """
+
+    __slots__ = (
+        "children", "created", "hits", "in_heap", "key", "last_access", "namespace", "pages", "parent",
+        "pins", "planned", "priority", "serial", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self, namespace: Namespace, parent: Node | None, key: bytes, pages: list[int], serial: int = 0
+    ) -> None:
+        self.serial = serial
+        self.namespace = namespace
+        self.parent = parent
+        self.key = key
+        self.pages = pages
+        self.children: dict[bytes, Node] = {}
+        self.pins = 0
+        self.planned = False
+        self.last_access = 0
+        self.created = 0
+        self.hits = 0
+        self.priority = 0
+        self.in_heap = False
+        self.version = 0
+
+    @property
+    def evictable(self) -> bool:
+        """An unpinned leaf that is still part of its tree."""
+        return not self.pins and not self.children and bool(self.pages)
+
+    def depth(self) -> int:
+        """Pages from the root to this node's end."""
+        pages, node = 0, self
+        while node.parent is not None:
+            pages += len(node.pages)
+            node = node.parent
+        return pages
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest indexed prefix of a key: `pages` pages, of which the last `planned` are only being
+    computed by the step in flight. Ends `inside` pages into `node` (its version: `version`)."""
+
+    node: Node
+    inside: int
+    pages: int
+    planned: int
+    version: int
+
+    @property
+    def current(self) -> bool:
+        """True while nothing that could lengthen or shorten the match has happened."""
+        return self.version == self.node.version
+
+
+def walk(root: Node, above: int, key: bytes, start: int, end: int, page_bytes: int) -> Match:
+    """Follow key[start:end] (bytes, page-aligned) from the end of `root`, which lies `above` pages deep."""
+    node, at, inside = root, start, len(root.pages)
+    while at < end:
+        child = node.children.get(key[at : at + page_bytes])
+        if child is None:
+            break
+        node = child
+        run = node.key
+        stop = at + len(run)
+        if stop <= end and key.startswith(run, at):
+            at, inside = stop, len(node.pages)
+            continue
+        inside = common_pages(key, at, run, min(end - at, len(run)), page_bytes)
+        at += inside * page_bytes
+        break
+    return Match(node, inside, above + (at - start) // page_bytes, _planned(node, inside), node.version)
+
+
+def common_pages(key: bytes, at: int, run: bytes, length: int, page_bytes: int) -> int:
+    """Whole pages that key[at:at+length] and run[:length] have in common."""
+    if key.startswith(run[:length], at):
+        return length // page_bytes
+    words = length // TOKEN_BYTES
+    ours = np.frombuffer(key, dtype=np.int32, count=words, offset=at)
+    theirs = np.frombuffer(run, dtype=np.int32, count=words)
+    return int((ours != theirs).argmax()) * TOKEN_BYTES // page_bytes
+
+
+def _planned(node: Node, inside: int) -> int:
+    """Planned pages at the end of a match: planned nodes hang only below real ones."""
+    pages = 0
+    while node.planned and node.parent is not None:
+        pages += inside
+        node = node.parent
+        inside = len(node.pages)
+    return pages

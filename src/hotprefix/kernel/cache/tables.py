@@ -1,0 +1,138 @@
+"""What one running sequence holds of L1. Owns: every move of pages between a sequence's table and the
+pool or the tree.
+
+Rules: pages enter a table by `adopt` (the tree's, protected by the sequence's pin) or `grow` (owned);
+they leave ownership by `publish` or `release`. A duplicate is remapped to the tree's page before the
+own page is freed (kernel.md). Only pages whose tokens all have KV are ever published; `plan_ahead`
+publishes those the step in flight completes, to be settled or discarded with that step.
+"""
+
+from __future__ import annotations
+
+from hotprefix.errors import ProtocolError
+from hotprefix.kernel.cache.l1 import L1
+from hotprefix.kernel.cache.node import Match
+from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.tokens import TOKEN_BYTES
+
+
+class Tables:
+    """Page-table operations over one L1."""
+
+    def __init__(self, l1: L1) -> None:
+        self._l1 = l1
+        self._page = l1.page_size
+
+    def lookup(self, seq: Sequence) -> Match | None:
+        """The longest usable prefix of a waiting sequence's target; memoised, re-validated in O(1)."""
+        memo = seq.memo
+        if memo is None or not memo.current:
+            limit = seq.reuse_limit // self._page
+            memo = self._l1.tree.lookup(seq.request.namespace, seq.target_key, limit)
+            seq.memo = memo
+        return memo
+
+    def open(self, seq: Sequence, match: Match | None) -> None:
+        """Take the persistent pin of an admission on the empty prefix or on `match`'s pages."""
+        tree = self._l1.tree
+        seq.handle = tree.pin_root(seq.request.namespace)
+        seq.dirty_from = 0
+        if match is not None:
+            self.adopt(seq, match)
+
+    def adopt(self, seq: Sequence, match: Match) -> int:
+        """Use the tree's pages up to the end of `match` instead of computing them; returns the tokens
+        gained. Own pages in that range (a part-filled one) are freed after the remap."""
+        before, after = seq.shared, match.pages
+        if after <= before:
+            return 0
+        replaced = seq.table[before:after]
+        own_rest = seq.table[after:]
+        if own_rest:
+            raise ProtocolError(f"request {seq.request.id} owns pages beyond what it has computed")
+        tree = self._l1.tree
+        tree.touch(match, seq.request.priority)
+        # The touch may have split the node the match ended in; its pages are unchanged.
+        match = tree.lookup_from(seq.pin, before, seq.target_key, after)
+        seq.table[before:] = tree.pages_of(match)[before:]
+        seq.handle = tree.repin(seq.pin, match)
+        seq.shared = after
+        seq.dirty_from = min(seq.dirty_from, before)
+        gained = after * self._page - seq.computed
+        seq.computed = after * self._page
+        self._l1.pool.release(replaced)
+        return gained
+
+    def grow(self, seq: Sequence, tokens: int) -> bool:
+        """Own enough pages for positions below `tokens`; False (and no change) where L1 has too few."""
+        need = self.pages_for(tokens) - len(seq.table)
+        if need <= 0:
+            return True
+        pages = self._l1.allocate(need)
+        if pages is None:
+            return False
+        seq.dirty_from = min(seq.dirty_from, len(seq.table))
+        seq.table += pages
+        return True
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._page)
+
+    def publish(self, seq: Sequence, tokens: int) -> int:
+        """Index the complete pages below position `tokens`, all computed; returns the pages added."""
+        last = min(tokens, seq.publish_limit) // self._page
+        if last <= seq.shared:
+            return 0
+        first = seq.shared
+        own = seq.table[first:last]
+        inserted = self._l1.tree.insert(seq.pin, self._key(seq, first, last), own, seq.request.priority)
+        duplicates = own[: len(own) - inserted.added]
+        self._l1.pool.index(own[len(duplicates) :])
+        seq.handle = inserted.handle
+        seq.shared = last
+        if duplicates:
+            seq.table[first:last] = inserted.pages
+            seq.dirty_from = min(seq.dirty_from, first)
+            self._l1.pool.release(duplicates)
+        return inserted.added
+
+    def plan_ahead(self, seq: Sequence, tokens: int) -> int:
+        """Index, as planned, the pages that the chunk ending at position `tokens` completes.
+
+        Does nothing where another sequence's pages for the same tokens are there already: both compute
+        in this step, and `publish` keeps one afterwards.
+        """
+        limit = seq.request.share_limit
+        last = (tokens if limit is None else min(tokens, limit)) // self._page
+        first = seq.shared
+        if last <= first:
+            return 0
+        key = self._key(seq, first, last)
+        tree = self._l1.tree
+        if tree.lookup_from(seq.pin, 0, key, 1).pages:
+            return 0
+        own = seq.table[first:last]
+        inserted = tree.insert(seq.pin, key, own, seq.request.priority, planned=True)
+        self._l1.pool.index(own)
+        seq.handle = inserted.handle
+        seq.shared = last
+        return inserted.added
+
+    def settled(self, seq: Sequence) -> None:
+        """The sequence's planned pages became real: let its runs join."""
+        if seq.handle is not None:
+            seq.handle = self._l1.tree.merge_up(seq.handle)
+
+    def release(self, seq: Sequence) -> None:
+        """Give back everything: the pin and the pages that were never published."""
+        if seq.handle is None:
+            return
+        self._l1.pool.release(seq.owned)
+        self._l1.tree.unpin(seq.handle)
+        seq.handle = None
+        seq.table = []
+        seq.shared = 0
+
+    def _key(self, seq: Sequence, first: int, last: int) -> bytes:
+        width = self._page * TOKEN_BYTES
+        return bytes(seq.key[first * width : last * width])

@@ -1,0 +1,325 @@
+"""The prefix tree over L1's pages. Owns: the radix trees (one per namespace), their pins, recency
+and eviction.
+
+Rules (kernel.md): `lookup` is pure. `touch` moves recency only, of what matched only. `pin`/`unpin`
+move pages between evictable and protected. `insert` publishes. `evict` frees whole pages from the
+tail of unpinned leaves, exactly as many as asked, a parent never before its child. No clock: recency
+is a counter. A lookup that ends inside a node stays pure; `touch`, `pin` and `insert` split it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hotprefix.errors import ProtocolError
+from hotprefix.kernel.cache.evict import EvictionHeap, LeafView, SortKey
+from hotprefix.kernel.cache.node import Match, Node, walk
+from hotprefix.kernel.request import Namespace
+from hotprefix.kernel.tokens import TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """handle: the pinned node where the published range now ends. pages: the range's pages as the tree
+    has them. added: how many of them are new to the tree (a suffix); the first len(pages) - added were
+    there already, so the caller's own copies are duplicates."""
+
+    handle: Node
+    pages: list[int]
+    added: int
+
+
+class PrefixTree:
+    """Radix trees of page-aligned int32 token runs."""
+
+    def __init__(self, page_size: int, key: Callable[[LeafView], SortKey]) -> None:
+        self.page_bytes = page_size * TOKEN_BYTES
+        self._roots: dict[Namespace, Node] = {}
+        self._heap: EvictionHeap[Node] = EvictionHeap(key)
+        self._planned: list[Node] = []
+        self._tick = 0
+        self._serial = 0
+        self.nodes = 0
+        self.total_pages = 0
+        self.protected_pages = 0
+
+    @property
+    def evictable_pages(self) -> int:
+        return self.total_pages - self.protected_pages
+
+    # -- lookup: pure -----------------------------------------------------------------------------
+
+    def lookup(self, namespace: Namespace, key: bytes, limit: int) -> Match | None:
+        """Longest indexed prefix of key within its first `limit` pages; None where the namespace holds
+        nothing at all."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return None
+        end = min(limit, len(key) // self.page_bytes) * self.page_bytes
+        return walk(root, 0, key, 0, end, self.page_bytes)
+
+    def lookup_from(self, handle: Node, above: int, key: bytes, limit: int) -> Match:
+        """As `lookup`, from a pinned node that is known to end at page `above` of this key."""
+        end = min(limit, len(key) // self.page_bytes) * self.page_bytes
+        return walk(handle, above, key, above * self.page_bytes, end, self.page_bytes)
+
+    def pages_of(self, match: Match) -> list[int]:
+        """Page ids of the matched prefix, first page first."""
+        runs = [match.node.pages[: match.inside]]
+        node = match.node.parent
+        while node is not None:
+            runs.append(node.pages)
+            node = node.parent
+        return [page for run in reversed(runs) for page in run]
+
+    # -- recency ----------------------------------------------------------------------------------
+
+    def touch(self, match: Match, priority: int = 0) -> None:
+        """Make the matched pages the most recently used ones; pages below the match gain nothing."""
+        if not match.pages:
+            return
+        self._used(self._end_of(match), priority)
+
+    # -- pins -------------------------------------------------------------------------------------
+
+    def pin(self, match: Match) -> Node:
+        """Protect the matched prefix. The handle returned goes to `unpin` exactly once."""
+        node = self._end_of(match)
+        self._protect(node)
+        return node
+
+    def pin_root(self, namespace: Namespace) -> Node:
+        """A handle on the empty prefix of a namespace, from which `insert` can start."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(namespace, None, b"", [])
+        self._protect(root)
+        return root
+
+    def repin(self, handle: Node, match: Match) -> Node:
+        """Move a pin deeper, without a moment in which the old prefix is unprotected."""
+        node = self.pin(match)
+        self.unpin(handle)
+        return node
+
+    def unpin(self, handle: Node) -> None:
+        """Return a pin. What no other pin protects becomes evictable."""
+        node: Node | None = handle
+        while node is not None:
+            if node.pins <= 0:
+                raise ProtocolError("a pin was returned twice")
+            node.pins -= 1
+            if node.pins:
+                return
+            self.protected_pages -= len(node.pages)
+            if node.parent is None:
+                self._drop_root_if_empty(node)
+            elif not node.children:
+                self._heap.push(node)
+            node = node.parent
+
+    # -- publication ------------------------------------------------------------------------------
+
+    def insert(
+        self, handle: Node, key: bytes, pages: list[int], priority: int = 0, planned: bool = False
+    ) -> Inserted:
+        """Publish the pages of `key` (page-aligned bytes) below the pinned node `handle`.
+
+        Moves the caller's pin to the end of the range. Pages whose tokens are indexed already are not
+        added; the tree's own are returned for them. planned: the step in flight computes them;
+        `settle` makes them real or `discard_planned` takes them back.
+        """
+        found = walk(handle, 0, key, 0, len(key), self.page_bytes)
+        kept: list[int] = []
+        node = handle
+        if found.pages:
+            node = self._end_of(found)
+            kept = self._between(handle, node)
+        fresh = pages[len(kept) :]
+        if fresh:
+            node = self._add_child(node, key[len(kept) * self.page_bytes :], fresh, planned)
+        self._used(node, priority)
+        self._protect(node)
+        self.unpin(handle)
+        return Inserted(self._merge_up(node), kept + fresh, len(fresh))
+
+    def settle(self) -> list[Node]:
+        """The step that computes the planned pages has run: they are real. Returns their nodes."""
+        settled, self._planned = self._planned, []
+        for node in settled:
+            node.planned = False
+            node.version += 1
+        return settled
+
+    def merge_up(self, handle: Node) -> Node:
+        """Join a settled run with the run above it where nothing tells them apart; returns the pin."""
+        return self._merge_up(handle)
+
+    def discard_planned(self) -> list[int]:
+        """The step failed: take back the pages it would have computed. All their pins must be gone."""
+        freed: list[int] = []
+        for node in sorted(self._planned, key=Node.depth, reverse=True):
+            if node.pins:
+                raise ProtocolError("a page of a failed step is still pinned")
+            freed.extend(node.pages)
+            self._shrink(node, len(node.pages))
+        self._planned = []
+        return freed
+
+    # -- eviction ---------------------------------------------------------------------------------
+
+    def evict(self, count: int) -> list[int]:
+        """Free up to `count` evictable pages, tails of the least wanted leaves first."""
+        freed: list[int] = []
+        while len(freed) < count:
+            leaf = self._heap.pop()
+            if leaf is None:
+                break
+            take = min(count - len(freed), len(leaf.pages))
+            freed.extend(reversed(leaf.pages[len(leaf.pages) - take :]))
+            self._shrink(leaf, take)
+        if len(self._heap) > 2 * self.nodes + 64:
+            self._heap.prune()
+        return freed
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _end_of(self, match: Match) -> Node:
+        """The node that ends exactly where the match ends, after a split if need be."""
+        if not match.current:
+            raise ProtocolError("a match from before a change of the tree was used")
+        if match.inside == len(match.node.pages):
+            return match.node
+        return self._split(match.node, match.inside)
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a node after `at` pages. The lower part stays `node`, so pins on it keep their meaning."""
+        parent = node.parent
+        if parent is None or not 0 < at < len(node.pages):
+            raise ProtocolError(f"cannot split a node of {len(node.pages)} pages at {at}")
+        cut = at * self.page_bytes
+        upper = Node(node.namespace, parent, node.key[:cut], node.pages[:at], self._next_serial())
+        upper.pins = 1 if node.pins else 0
+        upper.planned = node.planned
+        upper.created = node.created
+        upper.priority = node.priority
+        parent.children[upper.key[: self.page_bytes]] = upper
+        node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[at:]
+        upper.children[node.key[: self.page_bytes]] = node
+        node.version += 1
+        self.nodes += 1
+        if upper.planned:
+            self._planned.append(upper)
+        return upper
+
+    def _add_child(self, parent: Node, key: bytes, pages: list[int], planned: bool) -> Node:
+        node = Node(parent.namespace, parent, key, pages, self._next_serial())
+        node.planned = planned
+        node.created = self._tick + 1
+        node.priority = 1 << 30
+        parent.children[key[: self.page_bytes]] = node
+        parent.version += 1
+        self.nodes += 1
+        self.total_pages += len(pages)
+        if planned:
+            self._planned.append(node)
+        return node
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _used(self, node: Node, priority: int) -> None:
+        self._tick += 1
+        node.last_access = self._tick
+        node.hits += 1
+        node.priority = min(node.priority, priority)
+
+    def _protect(self, handle: Node) -> None:
+        node: Node | None = handle
+        while node is not None:
+            node.pins += 1
+            if node.pins > 1:
+                return
+            self.protected_pages += len(node.pages)
+            node = node.parent
+
+    def _merge_up(self, node: Node) -> Node:
+        """A request that extends its own prefix page by page should leave one run, not a chain.
+
+        Only where nobody could tell: the parent is real, has this child alone, is pinned through it
+        alone and was used only by its own publication.
+        """
+        parent = node.parent
+        if (
+            parent is None or parent.parent is None or node.planned or parent.planned
+            or len(parent.children) != 1 or parent.pins != 1 or parent.hits > 1 or node.hits > 1
+            or node.pins != 1 or parent.priority != node.priority
+        ):  # fmt: skip
+            return node
+        parent.key += node.key
+        parent.pages += node.pages
+        parent.children = node.children
+        for child in parent.children.values():
+            child.parent = parent
+        parent.last_access = max(parent.last_access, node.last_access)
+        parent.version += 1
+        node.version += 1
+        node.pages, node.pins, node.children = [], 0, {}
+        self.nodes -= 1
+        return parent
+
+    def _between(self, above: Node, node: Node) -> list[int]:
+        """Pages from the end of `above` to the end of `node`."""
+        runs: list[list[int]] = []
+        while node is not above:
+            runs.append(node.pages)
+            if node.parent is None:
+                raise ProtocolError("the pinned node is not an ancestor of what was matched below it")
+            node = node.parent
+        return [page for run in reversed(runs) for page in run]
+
+    def _shrink(self, leaf: Node, count: int) -> None:
+        """Take `count` pages off an unpinned leaf's tail; an empty leaf leaves the tree."""
+        self.total_pages -= count
+        leaf.version += 1
+        keep = len(leaf.pages) - count
+        if keep:
+            leaf.pages = leaf.pages[:keep]
+            leaf.key = leaf.key[: keep * self.page_bytes]
+            self._heap.push(leaf)
+            return
+        parent = leaf.parent
+        if parent is None:
+            raise ProtocolError("a root has no pages to give")
+        del parent.children[leaf.key[: self.page_bytes]]
+        leaf.pages = []
+        parent.version += 1
+        parent.last_access = max(parent.last_access, leaf.last_access)
+        parent.hits += leaf.hits
+        parent.priority = min(parent.priority, leaf.priority)
+        self.nodes -= 1
+        if parent.parent is None:
+            self._drop_root_if_empty(parent)
+        elif parent.evictable:
+            self._heap.push(parent)
+
+    def _drop_root_if_empty(self, root: Node) -> None:
+        if not root.children and not root.pins:
+            root.version += 1
+            self._roots.pop(root.namespace, None)
+
+    # -- inspection -------------------------------------------------------------------------------
+
+    def walk_nodes(self) -> Iterator[Node]:
+        """Every node except roots, parents before children."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    @property
+    def namespaces(self) -> int:
+        return len(self._roots)

@@ -1,0 +1,145 @@
+"""Event records. Owns: the typed, frozen, versioned description of every decision.
+
+Rules (kernel.md, *Observation*): a sink receives records and can never change behaviour: what it
+raises is swallowed, counted, and the sink is switched off. No prompt text and no token ids appear
+here, only lengths. `now` is the driver's clock, seconds. Names follow terms.md's request timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hotprefix.kernel.plan import Finish, Stall
+from hotprefix.kernel.request import RequestId
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued(Event):
+    """matched: tokens that were reusable from L1 when the request arrived (an observation)."""
+
+    request: RequestId
+    prompt_tokens: int
+    matched: int
+    parked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(Event):
+    """matched: tokens reusable from L1 at admission. again: a re-admission after a retraction."""
+
+    request: RequestId
+    matched: int
+    matched_at_enqueue: int
+    waited: float
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStarted(Event):
+    """The request's first chunk was planned."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone(Event):
+    """cached: prompt tokens reused (effective reuse, counted once); computed: positions computed."""
+
+    request: RequestId
+    cached: int
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken(Event):
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    request: RequestId
+    reason: Finish
+    cached: int
+    computed: int
+    outputs: int
+    retractions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected(Event):
+    request: RequestId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted(Event):
+    request: RequestId
+    reason: str
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Event):
+    """pages added to the tree; planned: by the step in flight, not yet computed."""
+
+    request: RequestId
+    pages: int
+    planned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted(Event):
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled(Event):
+    stall: Stall
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped(Event):
+    """One committed step and the state after it (pages)."""
+
+    step: int
+    ok: bool
+    prefill_tokens: int
+    decode_tokens: int
+    running: int
+    waiting: int
+    free: int
+    evictable: int
+    protected: int
+
+
+Sink = Callable[[Event], None]
+
+
+class Emitter:
+    """Hands records to a sink, behind a wall."""
+
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink = sink
+        self.failed: str | None = None
+
+    @property
+    def on(self) -> bool:
+        """False where nobody listens: callers may then skip building a record."""
+        return self._sink is not None
+
+    def __call__(self, event: Event) -> None:
+        if self._sink is None:
+            return
+        try:
+            self._sink(event)
+        except Exception as error:  # an observer must never reach the scheduler
+            self.failed = f"{type(error).__name__}: {error}"
+            self._sink = None

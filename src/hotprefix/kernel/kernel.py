@@ -1,0 +1,185 @@
+"""The kernel: one object that engine and simulator both drive. Owns: the call order at its edge.
+
+Rules: sans-I/O; time comes in as an argument and never goes backwards; at most one step is in flight:
+`plan`, execute, `commit`. Aborts and submissions may come at any time in between; an abort of a request
+in the step in flight takes effect with its commit.
+
+    submit(request, now) / abort(id, now) / plan(now) -> StepPlan / commit(plan, outcome, now) -> progress
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotprefix.errors import ContextLengthExceeded, ProtocolError, QueueFull, RequestRejected
+from hotprefix.kernel import events as ev
+from hotprefix.kernel.cache.l1 import Occupancy
+from hotprefix.kernel.config import Capabilities, KernelConfig
+from hotprefix.kernel.counters import Counters
+from hotprefix.kernel.plan import Finish, Progress, StepOutcome, StepPlan
+from hotprefix.kernel.request import Request, RequestId
+from hotprefix.kernel.sched.commit import Committer
+from hotprefix.kernel.sched.planner import Planner
+from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state import State
+from hotprefix.kernel.tokens import TOKEN_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Gauges: requests by phase, pages by state."""
+
+    running: int
+    waiting: int
+    parked: int
+    l1: Occupancy
+    tree_nodes: int
+    namespaces: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """What a flush freed and what it had to leave because running requests read it (pages)."""
+
+    freed: int
+    protected: int
+
+
+class Kernel:
+    """See the module's rules. Public methods raise ProtocolError on a broken call order."""
+
+    def __init__(
+        self, config: KernelConfig, capabilities: Capabilities | None = None, sink: ev.Sink | None = None
+    ) -> None:
+        self.config = config
+        self._emit = ev.Emitter(sink)
+        self._s = State(config, capabilities or Capabilities(), self._emit)
+        self._planner = Planner(self._s)
+        self._committer = Committer(self._s)
+        self._serial = 0
+        self._in_flight: StepPlan | None = None
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue a request. Raises RequestRejected (it can never run), ContextLengthExceeded (it needs
+        more pages than exist) or QueueFull; nothing is remembered then."""
+        self._tick(now)
+        try:
+            self._refuse(request)
+        except (RequestRejected, QueueFull) as error:
+            self._s.counters.rejected += 1
+            self._emit(ev.Rejected(now, request.id, str(error)))
+            raise
+        self._serial += 1
+        self._s.counters.submitted += 1
+        self._s.enter(Sequence(request, self._serial, now))
+
+    def _refuse(self, request: Request) -> None:
+        config = self.config
+        if request.id in self._s.sequences:
+            raise RequestRejected(
+                f"request id {request.id!r} is in use: give each request its own", param="id"
+            )
+        if not request.tokens or len(request.tokens) % TOKEN_BYTES:
+            raise RequestRejected("the prompt is empty: give at least one token", param="prompt")
+        if len(request.key) != len(request.tokens):
+            raise RequestRejected("cache_key and tokens differ in length", param="cache_key")
+        if request.max_tokens < 1:
+            raise RequestRejected(f"max_tokens={request.max_tokens}: give at least 1", param="max_tokens")
+        positions = request.prompt_len + request.max_tokens - 1
+        need = self._s.tables.pages_for(positions)
+        if need > config.total_pages:
+            raise ContextLengthExceeded(
+                f"prompt of {request.prompt_len} tokens and {request.max_tokens} outputs need {need} pages "
+                f"of {config.page_size}, the cache has {config.total_pages} in all "
+                f"({config.total_pages * config.page_size} tokens): shorten one or raise --kv-tokens",
+                param="max_tokens",
+            )
+        waiting = len(self._s.queue) + self._s.parked
+        if config.max_waiting and waiting >= config.max_waiting:
+            raise QueueFull(f"{waiting} requests wait, the limit is {config.max_waiting}: try again later")
+
+    def abort(self, request: RequestId, now: float) -> Progress | None:
+        """End a request. None where it is in the step in flight: its terminal notice comes with the
+        commit. Raises ProtocolError for an unknown id."""
+        self._tick(now)
+        seq = self._s.sequences.get(request)
+        if seq is None:
+            raise ProtocolError(f"request {request!r} is unknown or has ended")
+        if self._in_flight is not None and any(c.request == request for c in self._in_flight.chunks):
+            seq.aborted = True
+            return None
+        return self._s.end(seq, Finish.ABORT)
+
+    def knows(self, request: RequestId) -> bool:
+        """True from a request's submission to its terminal notice."""
+        return request in self._s.sequences
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan:
+        """The next forward pass. A plan without chunks needs no commit."""
+        self._tick(now)
+        if self._in_flight is not None:
+            raise ProtocolError(f"step {self._in_flight.step} is not committed yet")
+        plan = self._planner.plan()
+        if plan.chunks:
+            self._in_flight = plan
+        return plan
+
+    def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> tuple[Progress, ...]:
+        """What the plan in flight came to. Each request's last progress has `finish`."""
+        self._tick(now)
+        if plan is not self._in_flight:
+            raise ProtocolError(f"step {plan.step} is not the one in flight")
+        progress = self._committer.commit(plan, outcome)
+        self._in_flight = None
+        return progress
+
+    # -- the cache as a whole ---------------------------------------------------------------------
+
+    def flush(self, now: float) -> FlushReport:
+        """Drop every cached page that no running request reads."""
+        self._tick(now)
+        freed = self._s.l1.flush()
+        self._s.counters.flushed_pages += freed
+        return FlushReport(freed, self._s.l1.occupancy().protected)
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request has not ended."""
+        return bool(self._s.sequences)
+
+    @property
+    def counters(self) -> Counters:
+        return self._s.counters
+
+    @property
+    def sink_failure(self) -> str | None:
+        """Why the event sink was switched off, if it was."""
+        return self._emit.failed
+
+    def status(self) -> Status:
+        s = self._s
+        return Status(
+            len(s.running), len(s.queue), s.parked, s.l1.occupancy(), s.l1.tree.nodes, s.l1.tree.namespaces
+        )
+
+    def check(self) -> None:
+        """Verify conservation page by page, and that nothing is remembered of ended requests. Raises
+        ProtocolError. Costs a walk over all pages: for tests and for idle moments."""
+        s = self._s
+        s.l1.check(page for seq in s.running for page in seq.owned)
+        phases = len(s.running) + len(s.queue) + s.parked
+        if phases != len(s.sequences) or len(s.slots) + len(s.running) != self.config.max_running:
+            raise ProtocolError(f"{phases} requests in phases, {len(s.sequences)} known")
+        if s.flights is not None and s.flights.tracked != len(s.sequences):
+            raise ProtocolError(f"{s.flights.tracked} ids in flights, {len(s.sequences)} known")
+        if not s.sequences and (s.l1.tree.protected_pages or s.suspects):
+            raise ProtocolError("idle, yet pages are protected")
+
+    def _tick(self, now: float) -> None:
+        if now < self._s.now:
+            raise ProtocolError(f"time went from {self._s.now} back to {now}")
+        self._s.now = now

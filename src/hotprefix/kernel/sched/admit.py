@@ -1,0 +1,143 @@
+"""Admission. Owns: whether a waiting request may start now, and who must give way to whom.
+
+Rules (terms.md, kernel.md): admission looks up again; a temporary pin protects the prefix while it is
+evaluated and is returned on every exit. A request is admitted only where its whole prompt and its
+share of outputs fit beside what the running ones are still owed, so chunked prefills cannot starve
+each other half-way (handed case 74). A retracted request must fit with all its outputs. The oldest
+request is never a victim, so somebody always finishes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from enum import Enum
+
+from hotprefix.kernel.config import Order
+from hotprefix.kernel.sched.order import CACHE_AWARE, Candidate, arranged
+from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state import State
+
+
+class Verdict(Enum):
+    ADMITTED = "admitted"
+    PAUSED = "paused"
+    BLOCKED = "blocked"
+
+
+class Admission:
+    """Decides over one state."""
+
+    def __init__(self, state: State) -> None:
+        self._s = state
+
+    # -- order ------------------------------------------------------------------------------------
+
+    def ordered(self) -> list[Sequence]:
+        """Waiting sequences in the order to try them; suspects of a failed step wait for their turn
+        alone."""
+        s = self._s
+        waiting = [seq for seq in s.queue if seq.request.id not in s.suspects]
+        order = s.config.order
+        if order is Order.FCFS:
+            return waiting
+        candidates = [self._candidate(seq, order) for seq in waiting]
+        return [waiting[i] for i in arranged(order, candidates, s.config.max_overtakes)]
+
+    def _candidate(self, seq: Sequence, order: Order) -> Candidate:
+        request = seq.request
+        if order not in CACHE_AWARE or not self._s.config.prefix_cache:
+            return Candidate(seq.serial, request.priority, seq.overtaken, 0, seq.length)
+        match = self._s.tables.lookup(seq)
+        matched = match.pages * self._s.config.page_size if match else 0
+        path: list[int] = []
+        node = match.node if match and order is Order.DFS else None
+        while node is not None and node.parent is not None:
+            path.append(node.serial)
+            node = node.parent
+        path.reverse()
+        return Candidate(
+            seq.serial, request.priority, seq.overtaken, matched, seq.length - matched, tuple(path)
+        )
+
+    # -- admission --------------------------------------------------------------------------------
+
+    def attempt(self, seq: Sequence) -> Verdict:
+        """Admit the sequence if it may run now."""
+        s = self._s
+        match = s.tables.lookup(seq) if s.config.prefix_cache else None
+        if match is not None and match.planned and not s.rules.read_planned:
+            return Verdict.PAUSED
+        if match is None or not match.pages:
+            if not self.fits(seq, 0):
+                return Verdict.BLOCKED
+            s.admit(seq, None)
+            return Verdict.ADMITTED
+        temporary = s.l1.tree.pin(match)
+        try:
+            if not self.fits(seq, match.pages):
+                return Verdict.BLOCKED
+            # Pinning may have split the run the match ends in, so look up again.
+            s.admit(seq, s.tables.lookup(seq))
+            return Verdict.ADMITTED
+        finally:
+            s.l1.tree.unpin(temporary)
+
+    def fits(self, seq: Sequence, cached_pages: int) -> bool:
+        """Pages for the whole target and the reserved outputs, beside what running ones are owed."""
+        return self.need(seq) - cached_pages + self._owed() <= self._s.l1.available
+
+    def need(self, seq: Sequence) -> int:
+        """Pages the sequence will hold at the end of its reserved outputs."""
+        share = 1.0 if seq.retractions else self._s.reserve
+        return self._pages_with_outputs(seq, share)
+
+    def _owed(self) -> int:
+        share = self._s.reserve
+        return sum(max(0, self._pages_with_outputs(seq, share) - len(seq.table)) for seq in self._s.running)
+
+    def _pages_with_outputs(self, seq: Sequence, share: float) -> int:
+        # The last sampled token never gets KV, hence the - 1.
+        outputs = max(0, math.ceil(seq.outputs_left * share) - 1)
+        return self._s.tables.pages_for(seq.length + outputs)
+
+    # -- giving way -------------------------------------------------------------------------------
+
+    def victim(self, among: Iterable[Sequence]) -> Sequence | None:
+        """The cheapest running sequence to retract: least important, least often retracted, least to
+        compute again, latest; never the oldest of the most important."""
+        running = self._s.running
+        if len(running) < 2:
+            return None
+        keep = min(running, key=lambda q: (q.request.priority, q.serial))
+        return max(
+            (q for q in among if q is not keep),
+            key=lambda q: (q.request.priority, -q.retractions, -q.computed, q.serial),
+            default=None,
+        )
+
+    def preempt_for(self, head: Sequence) -> list[Sequence]:
+        """Retract less important running requests until the head fits (order `priority` with
+        preemption). Equal priorities never swap (handed case 76)."""
+        s = self._s
+        retracted: list[Sequence] = []
+        while not (s.slots and self.fits(head, self._cached_pages(head))):
+            lower = [q for q in s.running if q.request.priority > head.request.priority]
+            if not lower:
+                break
+            chosen = max(lower, key=lambda q: (q.request.priority, -q.computed, q.serial))
+            s.retract(chosen, "preempted by a more important request")
+            retracted.append(chosen)
+        return retracted
+
+    def _cached_pages(self, seq: Sequence) -> int:
+        """Pages of the match that take nothing from what is available: those protected already."""
+        match = self._s.tables.lookup(seq) if self._s.config.prefix_cache else None
+        if match is None:
+            return 0
+        node, inside, pages = match.node, match.inside, match.pages
+        while node.parent is not None and not node.pins:
+            pages -= inside
+            node = node.parent
+            inside = len(node.pages)
+        return pages

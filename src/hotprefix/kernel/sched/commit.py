@@ -1,0 +1,133 @@
+"""Applying outcomes. Owns: what a step that ran, or failed, changes.
+
+Rules: counts of reuse and computation grow here and nowhere else, once per executed position (terms.md,
+*Formulas*). An abort that arrived during the step wins over its result (handed case 81). A failed step
+takes back everything it planned; its requests are retried alone, so one that fails every time ends
+with an error and harms nobody else.
+"""
+
+from __future__ import annotations
+
+from hotprefix.errors import ProtocolError
+from hotprefix.kernel import events as ev
+from hotprefix.kernel.config import Flight
+from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan
+from hotprefix.kernel.sched.publish import publishable
+from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state import State
+
+
+class Committer:
+    """Applies step outcomes to one state."""
+
+    def __init__(self, state: State) -> None:
+        self._s = state
+
+    def commit(self, plan: StepPlan, outcome: StepOutcome) -> tuple[Progress, ...]:
+        if not outcome.ok:
+            return self._fail(plan, outcome.error or "the step failed")
+        missing = [c.request for c in plan.chunks if c.samples and c.request not in outcome.sampled]
+        if missing:
+            raise ProtocolError(f"no sampled token for {', '.join(missing)}")
+        s = self._s
+        s.counters.indexed_pages += sum(len(node.pages) for node in s.l1.tree.settle())
+        progress = []
+        for chunk in plan.chunks:
+            done = self._advance(s.sequences[chunk.request], chunk, outcome)
+            if done is not None:
+                progress.append(done)
+        self._count_step(plan, ok=True)
+        return tuple(progress)
+
+    def _advance(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress | None:
+        s = self._s
+        prefilled = seq.prefilling
+        self._count_chunk(seq, chunk)
+        seq.computed = chunk.stop
+        prefilled = prefilled and not seq.prefilling
+        if prefilled and s.emit.on:
+            s.emit(ev.PrefillDone(s.now, seq.request.id, seq.cached, seq.computed_total))
+        token, finish = self._sampled(seq, chunk, outcome)
+        if finish is not None:
+            return s.end(seq, finish, token)
+        s.tables.settled(seq)
+        s.publish(seq, publishable(s.rules, seq, ended=False))
+        if prefilled and s.config.flight is Flight.EXACT_PREFILL:
+            s.release_flight(seq)
+        if seq.computed >= seq.suspect_until and s.suspects.pop(seq.request.id, None) is not None:
+            seq.failures = 0
+        if token is None:
+            return None
+        return Progress(seq.request.id, token, None, seq.cached, seq.computed_total)
+
+    def _sampled(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> tuple[int | None, Finish | None]:
+        if seq.aborted:
+            return None, Finish.ABORT
+        if not chunk.samples:
+            return None, None
+        token = outcome.sampled[chunk.request]
+        seq.append(token)
+        if seq.outputs == 1 and self._s.emit.on:
+            self._s.emit(ev.FirstToken(self._s.now, seq.request.id))
+        if chunk.request in outcome.stopped:
+            return token, Finish.STOP
+        if seq.outputs_left <= 0:
+            return token, Finish.LENGTH
+        return token, None
+
+    def _count_chunk(self, seq: Sequence, chunk: Chunk) -> None:
+        count = self._s.counters
+        positions = chunk.stop - chunk.start
+        in_prompt = max(0, min(chunk.stop, seq.target) - chunk.start)
+        count.computed_prompt_tokens += in_prompt
+        count.computed_output_tokens += positions - in_prompt
+        count.recomputed_tokens += max(0, min(chunk.stop, seq.highest) - chunk.start)
+        seq.highest = max(seq.highest, chunk.stop)
+        seq.computed_total += positions
+        if not seq.executed:
+            seq.executed = True
+            count.lookups += 1
+            count.prompt_tokens += seq.request.prompt_len
+        if seq.adopted and seq.reuse_counts:
+            count.hits += not seq.cached
+            count.cached_tokens += seq.adopted
+            seq.cached += seq.adopted
+        seq.adopted = 0
+
+    # -- failure ----------------------------------------------------------------------------------
+
+    def _fail(self, plan: StepPlan, error: str) -> tuple[Progress, ...]:
+        s = self._s
+        seqs = [s.sequences[chunk.request] for chunk in plan.chunks]
+        for seq, chunk in zip(seqs, plan.chunks, strict=True):
+            seq.suspect_until = max(seq.suspect_until, chunk.stop)
+            s.retract(seq, f"step {plan.step} failed: {error}")
+        # One that took over planned pages but found no page for a chunk of its own loses them too.
+        for seq in [q for q in s.running if q.pin.planned]:
+            s.retract(seq, f"read pages of failed step {plan.step}")
+        s.l1.pool.unindex(s.l1.tree.discard_planned())
+        progress = []
+        for seq in seqs:
+            seq.failures += 1
+            if seq.aborted:
+                progress.append(s.end(seq, Finish.ABORT))
+            elif seq.failures > s.config.max_step_failures:
+                progress.append(s.end(seq, Finish.ERROR, error=error))
+            else:
+                s.suspects[seq.request.id] = seq
+        self._count_step(plan, ok=False)
+        return tuple(progress)
+
+    def _count_step(self, plan: StepPlan, ok: bool) -> None:
+        s = self._s
+        s.counters.steps += 1
+        s.counters.failed_steps += not ok
+        if s.emit.on:
+            now = s.l1.occupancy()
+            prefill = sum(c.stop - c.start for c in plan.chunks if c.prefill)
+            s.emit(
+                ev.Stepped(
+                    s.now, plan.step, ok, prefill, plan.batched_tokens - prefill, len(s.running),
+                    len(s.queue) + s.parked, now.free, now.evictable, now.protected,
+                )
+            )  # fmt: skip

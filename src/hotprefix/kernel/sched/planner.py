@@ -1,0 +1,200 @@
+"""Step planning. Owns: which positions of which requests one forward pass computes.
+
+Rules (kernel.md, *Step planning*): decodes first, then running prefills, then admissions, under one
+token budget. A chunk ends on an absolute page boundary unless it ends the prompt or the budget is
+below a page. With `coalesced` flights a prefilling request looks again before each chunk, so it takes
+over what others have published or plan in this very step. When decodes would not fit, the cheapest
+victims are retracted. After a failed step its requests run alone until past the point of failure.
+"""
+
+from __future__ import annotations
+
+from hotprefix.kernel import events as ev
+from hotprefix.kernel.config import Order
+from hotprefix.kernel.plan import Admission as AdmissionRecord
+from hotprefix.kernel.plan import Chunk, Stall, StepPlan
+from hotprefix.kernel.request import RequestId
+from hotprefix.kernel.sched.admit import Admission, Verdict
+from hotprefix.kernel.sequence import Phase, Sequence
+from hotprefix.kernel.state import State
+from hotprefix.kernel.tokens import TOKEN_BYTES
+
+RESERVE_DECAY = 0.98
+
+
+class Planner:
+    """Builds one StepPlan at a time."""
+
+    def __init__(self, state: State) -> None:
+        self._s = state
+        self._admission = Admission(state)
+        self._step = 0
+        self._budget = 0
+        self._chunks: list[Chunk] = []
+        self._admitted: list[AdmissionRecord] = []
+        self._retracted: list[RequestId] = []
+
+    def plan(self) -> StepPlan:
+        s = self._s
+        self._step += 1
+        self._chunks, self._admitted, self._retracted = [], [], []
+        s.reserve = max(s.config.output_reserve, s.reserve * RESERVE_DECAY)
+        if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
+            self._plan_batch()
+        stall = None if self._chunks else self._stall()
+        return StepPlan(self._step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall)
+
+    def _plan_batch(self) -> None:
+        s = self._s
+        if s.config.preemption and s.config.order is Order.PRIORITY:
+            self._preempt()
+        while True:
+            self._budget = s.config.max_batched_tokens
+            self._make_room_for_decodes()
+            for seq in s.running:
+                if seq.remaining == 1:
+                    self._add_chunk(seq)
+            for seq in s.running:
+                if seq.remaining > 1:
+                    self._continue_prefill(seq)
+            self._admit()
+            if self._chunks:
+                return
+            # Prefills that hold pages and wait for each other: the cheapest gives way.
+            victim = self._admission.victim(s.running)
+            if victim is None:
+                return
+            self._retract(victim, "no running request could go on")
+
+    def _plan_alone(self, seq: Sequence) -> bool:
+        """Plan nothing but a suspect; False where it cannot run yet."""
+        self._budget = self._s.config.max_batched_tokens
+        if seq.phase is Phase.RUNNING:
+            self._continue_prefill(seq)
+        elif self._s.slots and self._admission.attempt(seq) is Verdict.ADMITTED:
+            self._start(seq)
+        return bool(self._chunks)
+
+    # -- running requests -------------------------------------------------------------------------
+
+    def _make_room_for_decodes(self) -> None:
+        """Retract the cheapest victims until every decode can have its next position's page."""
+        s = self._s
+        page = s.config.page_size
+        while True:
+            need = sum(1 for q in s.running if q.remaining == 1 and q.computed // page >= len(q.table))
+            if need <= s.l1.available:
+                return
+            victim = self._admission.victim(s.running)
+            if victim is None:
+                return
+            self._retract(victim, f"decodes need {need} pages, {s.l1.available} available")
+
+    def _continue_prefill(self, seq: Sequence) -> None:
+        if self._budget and not self._must_pause(seq):
+            self._add_chunk(seq)
+
+    def _must_pause(self, seq: Sequence) -> bool:
+        """Take over what others have published or plan now; True where what comes next is planned by
+        another request in this step and cannot be read before it is committed."""
+        s = self._s
+        if not (s.rules.share_flight and seq.prefilling):
+            return False
+        tree, limit = s.l1.tree, seq.reuse_limit // s.config.page_size
+        match = tree.lookup_from(seq.pin, seq.shared, seq.target_key, limit)
+        if match.planned and not s.rules.read_planned:
+            return True
+        seq.adopted += s.tables.adopt(seq, match)
+        return False
+
+    def _add_chunk(self, seq: Sequence) -> bool:
+        """Plan the sequence's next positions, as many as budget and pages allow; False where none."""
+        s = self._s
+        page = s.config.page_size
+        start, length = seq.computed, seq.length
+        stop = self._aligned(start, min(length, start + self._budget), length)
+        if not s.tables.grow(seq, stop):
+            stop = min(stop, (len(seq.table) + s.l1.available) * page)
+            if stop <= start or not s.tables.grow(seq, stop):
+                return False
+        tokens = bytes(seq.known[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+        table_from = seq.dirty_from
+        seq.dirty_from = len(seq.table)
+        self._chunks.append(
+            Chunk(
+                seq.request.id, seq.slot, start, tokens, table_from, tuple(seq.table[table_from:]),
+                samples=stop == length, prefill=start < seq.target,
+            )
+        )  # fmt: skip
+        self._budget -= stop - start
+        self._plan_ahead(seq, stop)
+        return True
+
+    def _aligned(self, start: int, stop: int, length: int) -> int:
+        if stop == length:
+            return stop
+        page = self._s.config.page_size
+        aligned = stop // page * page
+        return aligned if aligned > start else stop
+
+    def _plan_ahead(self, seq: Sequence, stop: int) -> None:
+        s = self._s
+        if not s.rules.plan_ahead:
+            return
+        upto = stop if s.rules.outputs_each_step else min(stop, seq.target)
+        added = s.tables.plan_ahead(seq, upto)
+        if added and s.emit.on:
+            s.emit(ev.Published(s.now, seq.request.id, added, planned=True))
+
+    # -- waiting requests -------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Try waiting requests in order, a bounded number past those that do not fit."""
+        s = self._s
+        if not (self._budget and s.slots and len(s.queue)):
+            return
+        blocked = 0
+        for seq in self._admission.ordered():
+            if not (self._budget and s.slots):
+                return
+            verdict = self._admission.attempt(seq)
+            if verdict is Verdict.ADMITTED:
+                self._start(seq)
+            elif verdict is Verdict.BLOCKED:
+                blocked += 1
+                if blocked > s.config.lookahead or seq.overtaken >= s.config.max_overtakes:
+                    return
+
+    def _start(self, seq: Sequence) -> None:
+        s = self._s
+        self._admitted.append(AdmissionRecord(seq.request.id, seq.slot, seq.computed))
+        if self._add_chunk(seq) and s.emit.on:
+            s.emit(ev.PrefillStarted(s.now, seq.request.id))
+
+    def _preempt(self) -> None:
+        waiting = self._admission.ordered()
+        if waiting:
+            for seq in self._admission.preempt_for(waiting[0]):
+                self._retracted.append(seq.request.id)
+
+    def _retract(self, seq: Sequence, reason: str) -> None:
+        self._s.retract(seq, reason)
+        self._retracted.append(seq.request.id)
+
+    # -- stall ------------------------------------------------------------------------------------
+
+    def _stall(self) -> Stall | None:
+        """Why nothing runs though requests wait."""
+        s = self._s
+        waiting = self._admission.ordered()
+        if not waiting:
+            return None
+        now = s.l1.occupancy()
+        stall = Stall(
+            waiting[0].request.id, self._admission.need(waiting[0]), now.free, now.evictable, now.protected,
+            now.owned, now.total,
+        )  # fmt: skip
+        s.counters.stalls += 1
+        if s.emit.on:
+            s.emit(ev.Stalled(s.now, stall))
+        return stall

@@ -1,0 +1,60 @@
+"""When computed pages become visible. Owns: the rules that publication and flight give together.
+
+Rules (terms.md, *publication* and *flight*): single flight needs what it hands over to be visible, so
+`exact-prefill` publishes the prompt when its prefill is done, and `coalesced` publishes prompt pages
+after every step, whatever the publication setting; that setting then governs generated pages only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotprefix.kernel.config import Capabilities, Flight, KernelConfig, Publication
+from hotprefix.kernel.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """share_flight: prefilling requests look again each step. plan_ahead: pages are indexed as planned
+    when their step is planned. read_planned: others may read those in the same step."""
+
+    share_flight: bool
+    plan_ahead: bool
+    read_planned: bool
+    prompt_each_step: bool
+    outputs_each_step: bool
+    at_prefill: bool
+    at_end: bool
+
+
+def rules_for(config: KernelConfig, capabilities: Capabilities) -> Rules:
+    """The effective rules; `schedule` falls back to `step` where same-step reading is unsound."""
+    if not config.prefix_cache:
+        return Rules(False, False, False, False, False, False, False)
+    publication = config.publication
+    if publication is Publication.SCHEDULE and not capabilities.same_step_reads:
+        publication = Publication.STEP
+    scheduled = publication is Publication.SCHEDULE
+    stepwise = scheduled or publication is Publication.STEP
+    coalesced = config.flight is Flight.COALESCED
+    return Rules(
+        share_flight=coalesced,
+        plan_ahead=scheduled or coalesced,
+        read_planned=scheduled,
+        prompt_each_step=stepwise or coalesced,
+        outputs_each_step=stepwise,
+        at_prefill=publication is Publication.PREFILL or config.flight is Flight.EXACT_PREFILL,
+        at_end=True,
+    )
+
+
+def publishable(rules: Rules, seq: Sequence, ended: bool) -> int:
+    """Leading computed tokens of a sequence that are to be visible after this commit."""
+    if ended:
+        return seq.computed if rules.at_end else 0
+    if rules.outputs_each_step:
+        return seq.computed
+    in_prompt = min(seq.computed, seq.target)
+    if rules.prompt_each_step or (rules.at_prefill and not seq.prefilling):
+        return in_prompt
+    return 0

@@ -1,0 +1,134 @@
+"""One request's mutable state inside the kernel. Owns: `Sequence` and its phases.
+
+Rules: `known` tokens are the prompt and what was sampled; the first `computed` of them have KV. What
+remains is computed in chunks; the chunk that reaches the end of `known` samples. So prefill, decode
+and re-computation after a retraction are one rule, not three. The first `shared` pages of the table
+are the tree's (protected by `handle`), the rest are owned by this sequence alone.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from hotprefix.errors import ProtocolError
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.cache.node import Match, Node
+from hotprefix.kernel.request import Request
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    PARKED = "parked"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Sequence:
+    """See the module's rules. `target` is the number of known tokens at admission: what lies below it
+    is prefill. adopted: tokens taken from the cache since the last commit. cached: effective reuse, counted
+    only until the first run is retracted. highest: most positions ever computed. Times are the driver's
+    clock, seconds."""
+
+    __slots__ = (
+        "aborted", "adopted", "arrival", "cached", "computed", "computed_total", "dirty_from", "executed",
+        "failures", "handle", "highest", "key", "known", "matched_at_enqueue", "memo", "outputs",
+        "overtaken", "phase", "request", "retractions", "reuse_counts", "serial", "shared", "slot",
+        "suspect_until", "table", "target", "target_key",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, serial: int, arrival: float) -> None:
+        self.request = request
+        self.serial = serial
+        self.arrival = arrival
+        self.phase = Phase.WAITING
+        self.known = bytearray(request.tokens)
+        self.key = self.known if request.cache_key is None else bytearray(request.cache_key)
+        self.target = request.prompt_len
+        self.target_key = request.key
+        self.computed = 0
+        self.outputs = 0
+        self.table: list[int] = []
+        self.shared = 0
+        self.handle: Node | None = None
+        self.slot = -1
+        self.dirty_from = 0
+        self.memo: Match | None = None
+        self.overtaken = 0
+        self.retractions = 0
+        self.failures = 0
+        self.suspect_until = 0
+        self.aborted = False
+        self.executed = False
+        self.adopted = 0
+        self.cached = 0
+        self.computed_total = 0
+        self.highest = 0
+        self.reuse_counts = True
+        self.matched_at_enqueue = 0
+
+    @property
+    def pin(self) -> Node:
+        """The handle of a running sequence."""
+        if self.handle is None:
+            raise ProtocolError(f"request {self.request.id} holds no pin")
+        return self.handle
+
+    @property
+    def length(self) -> int:
+        """Known tokens."""
+        return tk.count(self.known)
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens without KV; 1 in the decode phase."""
+        return self.length - self.computed
+
+    @property
+    def outputs_left(self) -> int:
+        return self.request.max_tokens - self.outputs
+
+    @property
+    def prefilling(self) -> bool:
+        return self.computed < self.target
+
+    @property
+    def reuse_limit(self) -> int:
+        """Leading tokens that may come from the cache: one is always computed, for its logits."""
+        limits = (self.target - 1, self.request.reuse_limit, self.request.share_limit)
+        return min(limit for limit in limits if limit is not None)
+
+    @property
+    def publish_limit(self) -> int:
+        """Leading computed tokens that may be published."""
+        return (
+            self.computed
+            if self.request.share_limit is None
+            else min(self.computed, self.request.share_limit)
+        )
+
+    @property
+    def owned(self) -> list[int]:
+        return self.table[self.shared :]
+
+    def append(self, token: int) -> None:
+        """A sampled token becomes known; it has no KV yet (handed case 24)."""
+        word = token.to_bytes(tk.TOKEN_BYTES, "little", signed=True)
+        self.known += word
+        if self.key is not self.known:
+            self.key += word
+        self.outputs += 1
+
+    def restart(self) -> None:
+        """Back to waiting with everything known so far as the new prefill target."""
+        self.phase = Phase.WAITING
+        self.target = self.length
+        self.target_key = bytes(self.key)
+        self.computed = 0
+        self.table = []
+        self.shared = 0
+        self.handle = None
+        self.slot = -1
+        self.dirty_from = 0
+        self.memo = None
+        self.adopted = 0
+        self.reuse_counts = not self.executed

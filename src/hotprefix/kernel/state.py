@@ -1,0 +1,182 @@
+"""Everything one kernel remembers. Owns: the shared state, and the only transitions between phases.
+
+Rules: a sequence is admitted, retracted and ended here and nowhere else, so every pin, page, slot and
+flight place it holds is returned on every path. Ended sequences are forgotten.
+"""
+
+from __future__ import annotations
+
+from hotprefix.kernel import events as ev
+from hotprefix.kernel.cache.l1 import L1
+from hotprefix.kernel.cache.node import Match
+from hotprefix.kernel.cache.tables import Tables
+from hotprefix.kernel.config import Capabilities, Flight, KernelConfig
+from hotprefix.kernel.counters import Counters
+from hotprefix.kernel.plan import Finish, Progress
+from hotprefix.kernel.request import RequestId
+from hotprefix.kernel.sched.flight import ExactFlights
+from hotprefix.kernel.sched.publish import publishable, rules_for
+from hotprefix.kernel.sched.queue import WaitingQueue
+from hotprefix.kernel.sequence import Phase, Sequence
+
+
+class State:
+    """See the module's rules. `reserve` is the over-commit's current share of outputs kept free."""
+
+    def __init__(self, config: KernelConfig, capabilities: Capabilities, emit: ev.Emitter) -> None:
+        self.config = config
+        self.rules = rules_for(config, capabilities)
+        self.emit = emit
+        self.counters = Counters()
+        self.now = 0.0
+        self.l1 = L1(config.total_pages, config.page_size, config.eviction, self._on_evict)
+        self.tables = Tables(self.l1)
+        self.queue = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.sequences: dict[RequestId, Sequence] = {}
+        self.suspects: dict[RequestId, Sequence] = {}
+        self.parked = 0
+        self.slots = list(range(config.max_running - 1, -1, -1))
+        self.reserve = config.output_reserve
+        exact = config.flight in (Flight.EXACT_FINISH, Flight.EXACT_PREFILL) and config.prefix_cache
+        self.flights = ExactFlights(config.max_elections) if exact else None
+
+    def _on_evict(self, pages: list[int]) -> None:
+        self.counters.evicted_pages += len(pages)
+        if self.emit.on:
+            self.emit(ev.Evicted(self.now, tuple(pages)))
+
+    # -- entering ---------------------------------------------------------------------------------
+
+    def enter(self, seq: Sequence) -> None:
+        """A submitted sequence waits, or is parked behind its flight's leader."""
+        self.sequences[seq.request.id] = seq
+        match = self.tables.lookup(seq) if self.config.prefix_cache else None
+        seq.matched_at_enqueue = match.pages * self.config.page_size if match else 0
+        parked = self._join_flight(seq)
+        if parked:
+            seq.phase = Phase.PARKED
+            self.parked += 1
+        else:
+            self.queue.add(seq)
+        if self.emit.on:
+            request = seq.request
+            self.emit(ev.Enqueued(self.now, request.id, request.prompt_len, seq.matched_at_enqueue, parked))
+
+    def _join_flight(self, seq: Sequence) -> bool:
+        if self.flights is None:
+            return False
+        request = seq.request
+        if request.reuse_limit is not None or request.share_limit is not None:
+            self.flights.independent(request.id)
+            return False
+        return self.flights.join(request.id, (request.namespace, request.key))
+
+    def wake(self, woken: list[RequestId]) -> None:
+        """Followers whose wait is over queue up at their arrival's place."""
+        for request in woken:
+            seq = self.sequences[request]
+            seq.phase = Phase.WAITING
+            self.parked -= 1
+            self.queue.add(seq)
+
+    # -- admission and retraction -----------------------------------------------------------------
+
+    def admit(self, seq: Sequence, match: Match | None) -> None:
+        """Take a slot and the persistent pin."""
+        self.queue.admitted(seq)
+        seq.phase = Phase.RUNNING
+        seq.slot = self.slots.pop()
+        self.tables.open(seq, match)
+        seq.adopted = seq.computed
+        self.running.append(seq)
+        if self.emit.on:
+            again = seq.retractions > 0
+            waited = self.now - seq.arrival
+            self.emit(
+                ev.Admitted(self.now, seq.request.id, seq.computed, seq.matched_at_enqueue, waited, again)
+            )
+
+    def retract(self, seq: Sequence, reason: str) -> None:
+        """Back to the queue; complete computed pages stay in the cache as long as they last."""
+        lost = seq.computed
+        self._leave_pages(seq, publish=True)
+        seq.retractions += 1
+        seq.restart()
+        self.queue.add(seq)
+        self.reserve = 1.0
+        self.counters.retractions += 1
+        self._hand_over(seq)
+        if self.emit.on:
+            self.emit(ev.Retracted(self.now, seq.request.id, reason, lost))
+
+    def _leave_pages(self, seq: Sequence, publish: bool) -> None:
+        """Return slot, pin and own pages. A sequence whose pin sits on planned pages has published all
+        it had computed before; those pages go with the failed step."""
+        if publish and not seq.pin.planned:
+            self.publish(seq, publishable(self.rules, seq, ended=True))
+        self.tables.release(seq)
+        self.slots.append(seq.slot)
+        self.running.remove(seq)
+
+    def publish(self, seq: Sequence, tokens: int) -> None:
+        """Make the complete pages below `tokens` visible."""
+        before = seq.shared
+        added = self.tables.publish(seq, tokens)
+        self.counters.indexed_pages += added
+        self.counters.duplicate_pages += seq.shared - before - added
+        if added and self.emit.on:
+            self.emit(ev.Published(self.now, seq.request.id, added, planned=False))
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def end(
+        self, seq: Sequence, finish: Finish, token: int | None = None, error: str | None = None
+    ) -> Progress:
+        """The one exit of every request: all it holds is returned and it is forgotten."""
+        if seq.phase is Phase.RUNNING:
+            self._leave_pages(seq, publish=finish is not Finish.ERROR)
+        elif seq.phase is Phase.WAITING:
+            self.queue.remove(seq)
+        else:
+            self.parked -= 1
+        seq.phase = Phase.ENDED
+        if finish in (Finish.STOP, Finish.LENGTH):
+            self.release_flight(seq)
+        else:
+            self._hand_over(seq)
+        if self.flights is not None:
+            self.flights.ended(seq.request.id)
+        del self.sequences[seq.request.id]
+        self.suspects.pop(seq.request.id, None)
+        self._count_end(seq, finish)
+        return Progress(seq.request.id, token, finish, seq.cached, seq.computed_total, error)
+
+    def _count_end(self, seq: Sequence, finish: Finish) -> None:
+        if finish is Finish.ABORT:
+            self.counters.aborted += 1
+        elif finish is Finish.ERROR:
+            self.counters.failed += 1
+        else:
+            self.counters.finished += 1
+        if self.emit.on:
+            self.emit(
+                ev.Finished(
+                    self.now,
+                    seq.request.id,
+                    finish,
+                    seq.cached,
+                    seq.computed_total,
+                    seq.outputs,
+                    seq.retractions,
+                )
+            )
+
+    def release_flight(self, seq: Sequence) -> None:
+        """What the flight waited for is published."""
+        if self.flights is not None and self.flights.leads(seq.request.id):
+            self.wake(self.flights.release(seq.request.id))
+
+    def _hand_over(self, seq: Sequence) -> None:
+        if self.flights is not None and self.flights.leads(seq.request.id):
+            self.wake(self.flights.hand_over(seq.request.id))

@@ -1,0 +1,101 @@
+"""A model small enough to check every page. Owns: `FakeExecutor` and its oracle.
+
+Rules: KV is really written to slots and really read through the page tables the kernel hands out. It
+has two layers: layer 0 depends on token and position, layer 1 on everything layer 0 holds before it,
+and the next token on everything in layer 1. So one wrong, stale, missing or foreign page anywhere
+changes the text, and what a request must say is a pure function of its tokens (`next_token`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.plan import StepOutcome, StepPlan
+
+U64 = np.uint64
+VOCAB = 97
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> U64(31))) * U64(0x9E3779B97F4A7C15)
+    return x ^ (x >> U64(29))
+
+
+def _weights(n: int) -> np.ndarray:
+    return _mix(np.arange(1, n + 1, dtype=U64)) | U64(1)
+
+
+def _layer0(tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    return _mix(tokens.astype(U64) * U64(1_000_003) + positions.astype(U64) + U64(7))
+
+
+def _layer1(layer0: np.ndarray, start: int) -> np.ndarray:
+    """Layer-1 values of positions start.. given layer 0 of positions 0.. (as read)."""
+    sums = np.cumsum(layer0 * _weights(len(layer0)), dtype=U64)
+    return _mix(sums[start:])
+
+
+def _choose(layer1: np.ndarray) -> int:
+    return int(_mix(np.sum(layer1 * _weights(len(layer1)), dtype=U64).reshape(1))[0] % U64(VOCAB))
+
+
+def next_token(tokens: list[int]) -> int:
+    """What the fake model says after these tokens, with no cache at all."""
+    with np.errstate(over="ignore"):
+        layer0 = _layer0(np.array(tokens), np.arange(len(tokens)))
+        return _choose(_layer1(layer0, 0))
+
+
+def cold_run(prompt: list[int], outputs: int) -> list[int]:
+    """The uncached output."""
+    known = list(prompt)
+    for _ in range(outputs):
+        known.append(next_token(known))
+    return known[len(prompt) :]
+
+
+class FakeExecutor:
+    """Executes plans over slots of two 64-bit layers. fail_next makes that many steps fail after
+    having written half of their KV."""
+
+    def __init__(self, total_pages: int, page_size: int, max_running: int) -> None:
+        self.page = page_size
+        self.kv = np.full((2, total_pages * page_size), 0xDEAD, dtype=U64)
+        self.tables: list[list[int]] = [[] for _ in range(max_running)]
+        self.fail_next = 0
+        self.computed = 0
+
+    def run(self, plan: StepPlan, stop_at: frozenset[int] = frozenset()) -> StepOutcome:
+        """stop_at: token ids that end a request."""
+        with np.errstate(over="ignore"):
+            return self._run(plan, stop_at)
+
+    def _slots(self, table: list[int], stop: int) -> np.ndarray:
+        positions = np.arange(stop)
+        pages = np.array(table, dtype=np.int64)
+        return pages[positions // self.page] * self.page + positions % self.page
+
+    def _run(self, plan: StepPlan, stop_at: frozenset[int]) -> StepOutcome:
+        slots = []
+        for chunk in plan.chunks:
+            table = self.tables[chunk.slot]
+            assert chunk.table_from <= len(table)
+            table[chunk.table_from :] = chunk.table
+            assert len(table) == -(-chunk.stop // self.page), "the table covers the chunk's end exactly"
+            slots.append(self._slots(table, chunk.stop))
+        for chunk, where in zip(plan.chunks, slots, strict=True):
+            ids = tk.view(chunk.tokens)
+            self.kv[0, where[chunk.start :]] = _layer0(ids, np.arange(chunk.start, chunk.stop))
+        if self.fail_next:
+            self.fail_next -= 1
+            return StepOutcome(ok=False, error="planned failure")
+        for chunk, where in zip(plan.chunks, slots, strict=True):
+            self.kv[1, where[chunk.start :]] = _layer1(self.kv[0, where], chunk.start)
+            self.computed += len(chunk.tokens) // 4
+        sampled = {}
+        for chunk, where in zip(plan.chunks, slots, strict=True):
+            if chunk.samples:
+                sampled[chunk.request] = _choose(self.kv[1, where])
+        stopped = frozenset(r for r, t in sampled.items() if t in stop_at)
+        return StepOutcome(sampled=sampled, stopped=stopped)
