@@ -1,0 +1,321 @@
+"""The engine seen from an asyncio program. Owns: `AsyncEngine`, the child's life and the open streams.
+
+Rules: every stream ends with exactly one terminal delta, also when the child dies (`Finish.ERROR`), and
+its id is forgotten there. Nothing here blocks the event loop: one thread writes to the pipe, one reads
+it. A dead child is replaced at once, then with growing pauses, at most `restarts` times in a row; a
+request that was answered ends the row. Requests never move to the new child: what was lost is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from hotprefix.engine import wire
+from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate, Usage
+from hotprefix.engine.process import Build, EngineProcess
+from hotprefix.errors import EngineDead, HotprefixError
+from hotprefix.kernel.plan import Finish
+
+log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """Where the child is. FAILED: it died more often than allowed and is not started again."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """ok: a request would be answered. reason: for people, where it would not."""
+
+    ok: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """When a child counts as hung and how it is replaced. Seconds.
+
+    idle_hang_s / busy_hang_s: silence after which an idle / stepping child counts as hung; a busy one
+    gets at least five times the longest step seen. restarts: deaths in a row that are followed by a
+    new child. pause_s: wait before the second restart in a row; doubles up to 30 s.
+    """
+
+    idle_hang_s: float = 5.0
+    busy_hang_s: float = 30.0
+    restarts: int = 5
+    pause_s: float = 0.5
+
+
+class Stream:
+    """Deltas of requests that were submitted together, interleaved, in order for each; iteration ends
+    after the last one's terminal delta. `close` aborts those that have not ended: call it on every exit
+    (or use `async with`)."""
+
+    def __init__(self, requests: Sequence[Generate], abort: Callable[[Iterable[str]], None]) -> None:
+        self.usage = {request.id: Usage(len(request.prompt), 0) for request in requests}
+        self._open = {request.id for request in requests}
+        self._abort = abort
+        self._queue: asyncio.Queue[Delta] = asyncio.Queue()
+
+    def put(self, delta: Delta) -> None:
+        self.usage[delta.id] = delta.usage
+        self._queue.put_nowait(delta)
+
+    def close(self) -> None:
+        open_ids, self._open = self._open, set()
+        self._abort(open_ids)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if not self._open:
+            raise StopAsyncIteration
+        delta = await self._queue.get()
+        if delta.finish is not None:
+            self._open.discard(delta.id)
+        return delta
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncEngine:
+    """An engine in a child process. All methods are for one event loop.
+
+    build(config, progress) -> engine loop runs in the child, so it must be importable there.
+    on_progress gets lines about loading. Raises EngineDead wherever the child cannot answer.
+    """
+
+    def __init__(
+        self, config: Any, build: Build, *, supervision: Supervision | None = None,
+        on_progress: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        self._config, self._build, self._on_progress = config, build, on_progress
+        self._rules = supervision or Supervision()
+        self._state = State.STOPPED
+        self._reason = "the engine has not been started"
+        self._info: EngineInfo | None = None
+        self._child: EngineProcess | None = None
+        self._streams: dict[str, Stream] = {}
+        self._calls: dict[int, tuple[asyncio.Future[Any], Sequence[str]]] = {}
+        self._numbers = itertools.count()
+        self._loaded: asyncio.Future[None] | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._deaths = self._restarts = 0
+        self._heard_at = 0.0
+        self._busy = False
+        self._longest_step = 0.0
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises EngineDead before the first load."""
+        if self._info is None:
+            raise EngineDead(self._reason)
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    @property
+    def restarts(self) -> int:
+        """Children that were started after the first one."""
+        return self._restarts
+
+    @property
+    def open_requests(self) -> int:
+        """Streams whose terminal delta has not come."""
+        return len(self._streams)
+
+    async def start(self) -> None:
+        """Start the child and wait until it can answer. Raises what building the engine raised
+        (ModelLoadError, ConfigError), or EngineDead."""
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._spawn()
+        await self._loaded
+
+    async def stop(self, limit_s: float = 5.0) -> None:
+        """End the child: asked first, killed after `limit_s`. Open streams end with an error."""
+        child, self._state, self._reason = self._child, State.STOPPED, "the engine was stopped"
+        if self._restart:
+            self._restart.cancel()
+        if child is None:
+            return
+        child.send(wire.Control(-1, "exit"))
+        if not await child.gone(limit_s):
+            child.kill()
+            await child.gone(limit_s)
+
+    def health(self) -> Health:
+        """Whether a request would be answered: loaded, alive and still going round its loop."""
+        if self._state is not State.READY:
+            return Health(False, f"{self._state}: {self._reason}")
+        silent = time.monotonic() - self._heard_at
+        limit = self._rules.idle_hang_s
+        if self._busy:
+            limit = max(self._rules.busy_hang_s, 5 * self._longest_step)
+        if silent > limit:
+            return Health(False, f"hung: the engine has been silent for {silent:.1f} s")
+        return Health(True, "ready")
+
+    async def submit(self, requests: Sequence[Generate]) -> Stream:
+        """Hand over several requests, all or none, and wait until they are queued. Raises
+        RequestRejected, QueueFull, InputError, EngineDead; ValueError where an id is in use."""
+        stream = Stream(requests, self.abort)
+        ids = list(stream.usage)
+        if len(ids) != len(requests) or any(request_id in self._streams for request_id in ids):
+            raise ValueError("a request id is already in use: give each request its own")
+        reply = self._call(lambda call: wire.Submit(call, tuple(requests)), ids)
+        self._streams.update(dict.fromkeys(ids, stream))
+        try:
+            await reply
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        return stream
+
+    async def generate(self, request: Generate) -> AsyncIterator[Delta]:
+        """Run one request; leaving the iteration early aborts it. Raises as `submit`."""
+        async with await self.submit([request]) as stream:
+            async for delta in stream:
+                yield delta
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """End requests early. Their streams get their terminal delta; ids not open are ignored."""
+        known = tuple(request_id for request_id in ids if request_id in self._streams)
+        if known and self._child:
+            self._child.send(wire.Abort(known))
+
+    async def flush_cache(self) -> FlushReport:
+        report: FlushReport = await self._call(lambda call: wire.Control(call, "flush"))
+        return report
+
+    async def stats(self) -> EngineStats:
+        stats: EngineStats = await self._call(lambda call: wire.Control(call, "stats"))
+        return stats
+
+    def _call(self, message: Callable[[int], wire.ToChild], ids: Sequence[str] = ()) -> asyncio.Future[Any]:
+        """Send a message that is answered by a Reply; `ids` are forgotten where it is refused."""
+        if self._state is not State.READY or self._child is None:
+            raise EngineDead(f"the engine is {self._state}: {self._reason}")
+        call = next(self._numbers)
+        future = asyncio.get_running_loop().create_future()
+        self._calls[call] = (future, ids)
+        self._child.send(message(call))
+        return future
+
+    def _spawn(self) -> None:
+        self._state, self._reason = State.LOADING, "the engine is loading"
+        self._child = EngineProcess(self._build, self._config, self._on_message, self._on_death)
+
+    def _on_message(self, child: EngineProcess, message: wire.FromChild) -> None:
+        if child is not self._child:
+            return
+        now = time.monotonic()
+        if isinstance(message, wire.Beat | wire.Deltas):
+            if self._busy and message.busy:
+                self._longest_step = max(self._longest_step, now - self._heard_at)
+            self._busy = message.busy
+        self._heard_at = now
+        match message:
+            case wire.Deltas():
+                for delta in message.items:
+                    self._deliver(delta)
+            case wire.Reply():
+                self._answer(message)
+            case wire.Loading():
+                self._on_progress(message.text)
+            case wire.Ready():
+                self._on_ready(message.info)
+            case wire.Failed():
+                self._reason = str(message.error)
+                if self._loaded and not self._loaded.done():
+                    self._state = State.FAILED
+                    self._loaded.set_exception(message.error)
+
+    def _on_ready(self, info: EngineInfo) -> None:
+        self._state, self._reason, self._info = State.READY, "ready", info
+        self._busy = False
+        if self._loaded and not self._loaded.done():
+            self._loaded.set_result(None)
+
+    def _deliver(self, delta: Delta) -> None:
+        stream = self._streams.get(delta.id)
+        if stream is None:
+            return
+        if delta.finish is not None:
+            del self._streams[delta.id]
+            if delta.finish in (Finish.STOP, Finish.LENGTH):
+                self._deaths = 0
+        stream.put(delta)
+
+    def _answer(self, reply: wire.Reply) -> None:
+        future, ids = self._calls.pop(reply.call)
+        if reply.error is not None:
+            for request_id in ids:
+                del self._streams[request_id]
+        if future.done():
+            return
+        if reply.error is not None:
+            future.set_exception(reply.error)
+        else:
+            future.set_result(reply.value)
+
+    def _on_death(self, child: EngineProcess) -> None:
+        """The child is gone: tell everybody who waits for it, then replace it."""
+        if child is not self._child:
+            return
+        self._child = None
+        error = EngineDead(f"the engine process ended (exit status {child.exit_code})")
+        self._tell_all(error)
+        if self._loaded and not self._loaded.done():
+            self._state, self._reason = State.FAILED, str(error)
+            self._loaded.set_exception(error)
+        if self._state in (State.STOPPED, State.FAILED):
+            return
+        log.error("%s", error)
+        self._deaths += 1
+        if self._deaths > self._rules.restarts:
+            self._state = State.FAILED
+            self._reason = (
+                f"the engine process died {self._deaths} times in a row; last reason: {self._reason}"
+            )
+            return
+        self._state, self._reason = State.RESTARTING, str(error)
+        self._restart = asyncio.get_running_loop().create_task(self._respawn())
+
+    def _tell_all(self, error: HotprefixError) -> None:
+        for request_id, stream in list(self._streams.items()):
+            usage = stream.usage[request_id]
+            self._deliver(Delta(request_id, "", (), usage, finish=Finish.ERROR, error=str(error)))
+        calls, self._calls = self._calls, {}
+        for future, _ in calls.values():
+            if not future.done():
+                future.set_exception(error)
+
+    async def _respawn(self) -> None:
+        if self._deaths > 1:
+            await asyncio.sleep(min(30.0, self._rules.pause_s * 2 ** (self._deaths - 2)))
+        self._restarts += 1
+        self._spawn()

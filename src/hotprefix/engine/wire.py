@@ -1,0 +1,86 @@
+"""What crosses the pipe between a program and its engine process. Owns: the records, both ways.
+
+Rules: frozen and picklable. A record with `call` is answered by exactly one `Reply` with that number,
+unless the process dies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hotprefix.engine.messages import Delta, EngineInfo, Generate
+from hotprefix.errors import HotprefixError
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Start these requests, all or none of them; answered by one `Reply` to `call`."""
+
+    call: int
+    requests: tuple[Generate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End these requests early; ids that ended meanwhile are ignored."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Do one thing that is not a request: `flush` or `stats`, answered by a `Reply`, or `exit`, which
+    is answered by the end of the process."""
+
+    call: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer to the message with the same `call`: a value, or the error it ended in."""
+
+    call: int
+    value: Any = None
+    error: HotprefixError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What loading is doing now, for a person to read."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine is built; requests may come."""
+
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine could not be built; the process ends."""
+
+    error: HotprefixError
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The loop went round once. busy: it has work, so the next beat comes after the next step."""
+
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """Output of one step. busy: as in `Beat`."""
+
+    items: tuple[Delta, ...]
+    busy: bool
+
+
+FromChild = Reply | Loading | Ready | Failed | Beat | Deltas
+ToChild = Submit | Abort | Control

@@ -1,0 +1,60 @@
+"""The application. Owns: the table of routes and what stands around them.
+
+Rules: one service object is behind every route; nothing is global. Every answer that is an error has
+OpenAI's shape, also for unknown routes and our own failures.
+"""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hotprefix.errors import HotprefixError
+from hotprefix.server.admin import Admin
+from hotprefix.server.config import ServerConfig
+from hotprefix.server.errors import ApiError, answer
+from hotprefix.server.generation import Engine
+from hotprefix.server.guard import Guard
+from hotprefix.server.service import Service
+from hotprefix.server.text import Text
+
+
+def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -> Starlette:
+    """The ASGI application over an engine. `app.state.service` is its `Service`; set its `text` when the
+    tokenizer is loaded, if that is later."""
+    service = Service(engine, config, text)
+    admin = Admin(service)
+    both = ["GET", "POST"]
+    routes = [
+        Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        Route("/v1/completions", service.completion, methods=["POST"]),
+        Route("/v1/models", admin.models),
+        Route("/v1/models/{name:path}", admin.model),
+        Route("/tokenize", admin.tokenize, methods=["POST"]),
+        Route("/detokenize", admin.detokenize, methods=["POST"]),
+        Route("/health", admin.health),
+        Route("/metrics", admin.metrics),
+        Route("/server_info", admin.server_info),
+        Route("/version", admin.version),
+        Route("/flush_cache", admin.flush, methods=both),
+        Route("/reset_prefix_cache", admin.flush, methods=both),
+    ]
+
+    async def failed(request: Request, error: Exception) -> Response:
+        response = await answer(request, error)
+        service.metrics.error(response.status_code)
+        return response
+
+    kinds = (ApiError, HotprefixError, HTTPException, ClientDisconnect, Exception)
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, config=config)],
+        exception_handlers=dict.fromkeys(kinds, failed),
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app

@@ -1,0 +1,133 @@
+"""Who may come in. Owns: API keys, cross-origin answers, request ids and the gate that drains.
+
+Rules: with keys set every route needs one, unknown routes too, except OPTIONS and /health. A key is
+compared by digest against all keys in constant time and is never kept, logged or shown. Pages of other
+origins may call only where `cors_origin` matches; without that a web page could use a local server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hotprefix.server.config import ServerConfig, key_digest
+from hotprefix.server.errors import ApiError, response_of
+
+OPEN_PATHS = frozenset({"/health"})
+TENANT = "hotprefix.tenant"
+
+
+class Gate:
+    """Counts requests that generate, and refuses new ones once the server drains."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self) -> None:
+        """Raises ApiError 503 while draining."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="draining", headers={"retry-after": "5"})
+        self._active += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self._active -= 1
+        if self._active == 0:
+            self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no request is inside."""
+        await self._idle.wait()
+
+
+class Guard:
+    """ASGI middleware around everything."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app, self._config = app, config
+        self._origin = re.compile(config.cors_origin)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        send = self._stamped(headers, send)
+        if scope["method"] == "OPTIONS":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if self._config.key_digests and scope["path"] not in OPEN_PATHS:
+            key = _bearer(headers)
+            if key is None or not self._known(key):
+                await response_of(_refusal(key is not None))(scope, receive, send)
+                return
+            if self._config.isolate_keys:
+                scope[TENANT] = tenant(key)
+        await self._app(scope, receive, send)
+
+    def _known(self, key: bytes) -> bool:
+        digest = key_digest(key)
+        found = False
+        for known in self._config.key_digests:
+            found |= hmac.compare_digest(digest, known)
+        return found
+
+    def _stamped(self, request: Headers, send: Send) -> Send:
+        """Add the request id and, where the origin may see it, the cross-origin headers."""
+        request_id = request.get("x-request-id", "")
+        if not re.fullmatch(r"[\x21-\x7e]{1,128}", request_id):
+            request_id = uuid.uuid4().hex
+        origin = request.get("origin")
+        allowed = origin is not None and self._origin.fullmatch(origin) is not None
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if origin is not None and allowed:
+                    headers["access-control-allow-origin"] = origin
+                    headers["access-control-allow-methods"] = "GET, HEAD, POST, OPTIONS"
+                    headers["access-control-allow-headers"] = request.get(
+                        "access-control-request-headers", "authorization, content-type"
+                    )
+                    headers["access-control-expose-headers"] = "x-request-id, retry-after"
+                    headers["access-control-max-age"] = "600"
+                    headers.add_vary_header("origin")
+            await send(message)
+
+        return stamped
+
+
+def _bearer(headers: Headers) -> bytes | None:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        return None
+    return key.strip().encode("latin-1")
+
+
+def _refusal(given: bool) -> ApiError:
+    message = "incorrect API key" if given else "no API key given: send `Authorization: Bearer KEY`"
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def tenant(key: bytes) -> str:
+    """A name for the key's owner that does not give the key away and is the same in every process."""
+    return hmac.new(key, b"hotprefix cache namespace", hashlib.sha256).hexdigest()
+
+
+def salt(owner: str | None, cache_salt: str | None) -> str | None:
+    """Namespace salt of a request. JSON keeps the parts apart: no two pairs give the same text."""
+    if owner is None and cache_salt is None:
+        return None
+    return json.dumps([owner, cache_salt])

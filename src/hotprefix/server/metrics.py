@@ -1,0 +1,195 @@
+"""GET /metrics. Owns: every metric's name, and what the server itself measures.
+
+Rules: `hotprefix_*` names and meanings follow the project's terms; `vllm:*` are aliases with vLLM's
+meaning, so that dashboards made for it work. Counters of the engine start at 0 with each new engine
+process. A prompt's cache lookup counts once per generation, however often the scheduler looked. What
+was not measured is absent, not 0. Labels take a fixed set of values: nothing a client sends becomes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+
+from hotprefix.engine.messages import Delta, EngineStats
+from hotprefix.kernel.plan import Finish
+
+LATENCY_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
+
+
+class Metrics:
+    """One registry for one server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self.engine = EngineCollector()
+        self._registry.register(self.engine)
+        self._ttft = self._both("time_to_first_token_seconds", "time_to_first_token_seconds", LATENCY_S,
+                                "Request taken to first output token.")  # fmt: skip
+        self._queue = self._both("queue_seconds", "request_queue_time_seconds", LATENCY_S,
+                                 "Request queued to first admission.")  # fmt: skip
+        self._prefill = self._both("prefill_seconds", "request_prefill_time_seconds", LATENCY_S,
+                                   "First admission to first output token.")  # fmt: skip
+        self._total = self._both("request_seconds", "e2e_request_latency_seconds", LATENCY_S,
+                                 "Request taken to its end.")  # fmt: skip
+        self._gap = self._both("inter_token_seconds", "inter_token_latency_seconds", GAP_S,
+                               "Between two deliveries of one generation, per token.")  # fmt: skip
+        self._finished = Counter("hotprefix_generations_finished", "Generations by how they ended.",
+                                 ["reason"], registry=self._registry)  # fmt: skip
+        self._success = Counter("vllm:request_success", "Generations that ended well.",
+                                ["model_name", "engine", "finished_reason"],
+                                registry=self._registry)  # fmt: skip
+        self._left = Counter("hotprefix_clients_left", "Requests whose client left before the end.",
+                             registry=self._registry)  # fmt: skip
+        self._errors = Counter("hotprefix_http_errors", "Error answers by status.", ["status"],
+                               registry=self._registry)  # fmt: skip
+
+    def _both(
+        self, own: str, alias: str, buckets: tuple[float, ...], text: str
+    ) -> tuple[Histogram, Histogram]:
+        return (
+            Histogram(f"hotprefix_{own}", text, buckets=buckets, registry=self._registry),
+            Histogram(
+                f"vllm:{alias}", text, ["model_name", "engine"], buckets=buckets, registry=self._registry
+            ),
+        )
+
+    def observe(self, pair: tuple[Histogram, Histogram], seconds: float) -> None:
+        own, alias = pair
+        own.observe(seconds)
+        alias.labels(self.engine.model, "0").observe(seconds)
+
+    def watch(self, now: float) -> Watch:
+        """Measure the generations of one request that was taken at `now`."""
+        return Watch(self, now)
+
+    def ended(self, delta: Delta, seconds: float) -> None:
+        """A generation's terminal delta came, `seconds` after its request was taken."""
+        assert delta.finish is not None
+        self._finished.labels(delta.finish.value).inc()
+        if delta.finish in (Finish.STOP, Finish.LENGTH):
+            self._success.labels(self.engine.model, "0", delta.finish.value).inc()
+            self.observe(self._total, seconds)
+        if delta.timing is not None and delta.timing.queue is not None:
+            self.observe(self._queue, delta.timing.queue)
+        if delta.timing is not None and delta.timing.prefill is not None:
+            self.observe(self._prefill, delta.timing.prefill)
+
+    def first_token(self, seconds: float) -> None:
+        self.observe(self._ttft, seconds)
+
+    def gap(self, seconds: float) -> None:
+        self.observe(self._gap, seconds)
+
+    def client_left(self) -> None:
+        self._left.inc()
+
+    def error(self, status: int) -> None:
+        self._errors.labels(str(status)).inc()
+
+    def text(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self._registry)
+
+
+class Watch:
+    """Times of one request's generations. Seconds come in from outside."""
+
+    def __init__(self, metrics: Metrics, start: float) -> None:
+        self._metrics, self._start = metrics, start
+        self._last: dict[str, float] = {}
+
+    def delta(self, delta: Delta, now: float) -> None:
+        last = self._last.get(delta.id)
+        if delta.tokens:
+            if last is None:
+                self._metrics.first_token(now - self._start)
+            else:
+                for _ in delta.tokens:
+                    self._metrics.gap((now - last) / len(delta.tokens))
+            self._last[delta.id] = now
+        if delta.finish is not None:
+            self._metrics.ended(delta, now - self._start)
+
+
+class EngineCollector:
+    """The engine's own numbers, as of the last snapshot given to `update`."""
+
+    def __init__(self) -> None:
+        self.model = ""
+        self._stats: EngineStats | None = None
+        self._up = False
+        self._restarts = 0
+
+    def update(self, model: str, stats: EngineStats | None, *, up: bool, restarts: int) -> None:
+        """stats None: the engine gave none; its numbers are then absent."""
+        self.model, self._stats, self._up, self._restarts = model, stats, up, restarts
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("hotprefix_engine_up", "1 while a request would be answered.", value=self._up)
+        yield CounterMetricFamily("hotprefix_engine_restarts", "Engine processes that were replaced.",
+                                  value=self._restarts)  # fmt: skip
+        if self._stats is not None:
+            yield from _own(self._stats)
+            yield from _aliases(self._stats, self.model)
+
+
+def _own(stats: EngineStats) -> Iterator[Metric]:
+    requests = GaugeMetricFamily("hotprefix_requests", "Generations now.", labels=["state"])
+    requests.add_metric(["running"], stats.running)
+    requests.add_metric(["waiting"], stats.waiting)
+    yield requests
+    pages = GaugeMetricFamily("hotprefix_pages", "Pages now; the states add up to the total.",
+                              labels=["tier", "state"])  # fmt: skip
+    for state in ("free", "owned", "evictable", "protected", "total"):
+        pages.add_metric(["device", state], getattr(stats, f"{state}_pages"))
+    yield pages
+    reused = CounterMetricFamily("hotprefix_reused_tokens", "Prompt tokens reused, by final source.",
+                                 labels=["source"])  # fmt: skip
+    for source in ("device", "host", "storage"):
+        reused.add_metric([source], getattr(stats, f"cached_{source}"))
+    yield reused
+    for name, text, value in (
+        ("queried_tokens", "Prompt tokens of generations that started.", stats.queried_tokens),
+        ("computed_tokens", "Prompt tokens computed, re-computation included.", stats.computed_tokens),
+        ("generated_tokens", "Output tokens.", stats.generated_tokens),
+        ("steps", "Forward passes.", stats.steps),
+        ("retractions", "Running generations put back to wait.", stats.retractions),
+        ("evicted_pages", "Cached pages given up for others.", stats.evicted_pages),
+    ):
+        yield CounterMetricFamily(f"hotprefix_{name}", text, value=value)
+
+
+def _aliases(stats: EngineStats, model: str) -> Iterator[Metric]:
+    labels, values = ["model_name", "engine"], [model, "0"]
+
+    def gauge(name: str, value: float, text: str) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=labels)
+        family.add_metric(values, value)
+        return family
+
+    def counter(name: str, value: float, text: str) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
+        family.add_metric(values, value)
+        return family
+
+    hits = stats.cached_device + stats.cached_host + stats.cached_storage
+    used = stats.owned_pages + stats.protected_pages
+    yield gauge("num_requests_running", stats.running, "Requests running.")
+    yield gauge("num_requests_waiting", stats.waiting, "Requests waiting.")
+    yield gauge("kv_cache_usage_perc", used / stats.total_pages, "Share of KV pages in use, 0 to 1.")
+    yield counter("prefix_cache_queries", stats.queried_tokens, "Prompt tokens looked up, once per request.")
+    yield counter("prefix_cache_hits", hits, "Prompt tokens found and used.")
+    yield counter("prompt_tokens", stats.queried_tokens, "Prompt tokens of started requests.")
+    yield counter("generation_tokens", stats.generated_tokens, "Output tokens.")
+    yield counter("num_preemptions", stats.retractions, "Preemptions.")
+    by_source = CounterMetricFamily(
+        "vllm:prompt_tokens_cached_by_source", "Prompt tokens found, by source.", labels=[*labels, "source"]
+    )
+    for source in ("device", "host", "storage"):
+        by_source.add_metric([*values, source], getattr(stats, f"cached_{source}"))
+    yield by_source

@@ -1,0 +1,269 @@
+"""What requests may hold. Owns: the pydantic models of every body, and which fields are refused.
+
+Rules: an explicit null is the same as an absent field, everywhere. Types are strict (true is not 1, "1"
+is not 1). A field is supported, or harmless (`HARMLESS`: it changes no answer of ours), or neutral at
+one value (`NEUTRAL`: it asks for what happens anyway), or refused by name. Ranges of sampling fields
+live in `engine.params`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from hotprefix.errors import InputError
+
+HARMLESS = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_retention", "prediction", "request_id",
+    }
+)  # fmt: skip
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "suffix": ("",),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "return_hidden_states": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "no_stop_trim": (False,),
+    "logits_processors": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "functions": ([],),
+    "function_call": ("none",),
+    "truncate_prompt_tokens": (),
+}
+
+
+class Body(BaseModel):
+    """Base of every model here: strict, closed, nulls dropped."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    harmless: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {}
+        for name, value in data.items():
+            if value is None or name in cls.harmless:
+                continue
+            if cls.harmless and name in NEUTRAL and name not in cls.model_fields:
+                _neutral(name, value)
+                continue
+            kept[name] = value
+        return kept
+
+
+def _neutral(name: str, value: Any) -> None:
+    allowed = NEUTRAL[name]
+    if not any(value == one and type(value) is type(one) for one in allowed):
+        only = f"; only {', '.join(map(repr, allowed))} is accepted" if allowed else ""
+        raise InputError(f"{name} is not supported{only}", param=name, code="unsupported_parameter")
+
+
+class StreamOptions(Body):
+    """include_obfuscation asks for padding against traffic analysis, which is never added."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class JsonSchema(Body):
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    pattern: str | None = None
+    grammar: str | None = None
+
+
+class StructuredOutputs(Body):
+    """Exactly one of them."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class Model(Body):
+    """A body that may name the model."""
+
+    harmless = HARMLESS
+    model: str | None = None
+
+
+class Generation(Model):
+    """Fields that chat and text completions share."""
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
+    prompt_logprobs: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=4096)
+    return_cached_tokens_details: bool = False
+
+
+class Completion(Generation):
+    """POST /v1/completions. `prompt` is checked in `completions.prompts_of`: pydantic's errors about
+    unions of lists name neither the prompt nor the token."""
+
+    prompt: Any
+    echo: bool = False
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+Parts = str | list[TextPart]
+
+
+class Function(Body):
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(Body):
+    harmless = frozenset({"index"})
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """One message of a conversation. Fields of answers that clients send back are accepted."""
+
+    harmless = frozenset({"refusal", "annotations", "audio", "function_call"})
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Parts | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Message:
+        if self.content is None and not self.tool_calls and self.role != "assistant":
+            raise ValueError("content is missing")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "".join(part.text for part in self.content)
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class Conversation(Model):
+    """What is rendered by the chat template."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[Tool] = []
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
+
+
+class Chat(Conversation, Generation):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+
+
+class TokenizeText(Model):
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class TokenizeChat(Conversation):
+    return_token_strs: bool = False
+
+
+class Detokenize(Model):
+    tokens: list[int]
+    skip_special_tokens: bool = False
+
+
+def _only_object(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("the body must be a JSON object")
+    return value
+
+
+AnyObject = Annotated[dict[str, Any], BeforeValidator(_only_object)]

@@ -1,0 +1,149 @@
+"""What every route needs. Owns: `Service`, and turning a checked body into a response.
+
+Rules: parsing, rendering and tokenizing happen before anything is submitted, in a thread where the body
+is large.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hotprefix.engine.messages import EngineInfo
+from hotprefix.errors import EngineDead, InputError
+from hotprefix.server import chat, completions
+from hotprefix.server.answer import Answer, Choice
+from hotprefix.server.bodies import off_loop, parse, read_body
+from hotprefix.server.config import ServerConfig
+from hotprefix.server.errors import ApiError
+from hotprefix.server.generation import Engine, GenerationResponse
+from hotprefix.server.guard import TENANT, Gate, salt
+from hotprefix.server.metrics import Metrics
+from hotprefix.server.sampling import check_length, requests_for, sampling_params, structured_output
+from hotprefix.server.schemas import Chat, Completion, Generation
+from hotprefix.server.text import Text
+
+DETAILS_HEADER = "x-cached-tokens-details"
+
+
+@dataclass(slots=True)
+class Service:
+    """The server's parts. text: None while the model's tokenizer loads."""
+
+    engine: Engine
+    config: ServerConfig
+    text: Text | None = None
+    gate: Gate = field(default_factory=Gate)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def ready(self) -> tuple[Text, EngineInfo]:
+        """Raises EngineDead while loading, ApiError 503 while draining."""
+        if self.gate.draining:
+            raise ApiError(503, "the server is shutting down", code="draining", headers={"retry-after": "5"})
+        if self.text is None:
+            raise EngineDead("the model is loading")
+        return self.text, self.engine.info
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the model, the shown one first. Raises EngineDead before the first load."""
+        return self.config.served_names or (self.engine.info.model,)
+
+    def check_model(self, name: str | None) -> str:
+        """The name to show. Raises ApiError 404 for a model that is not here."""
+        if name is None or name in self.names():
+            return name or self.names()[0]
+        known = ", ".join(self.names())
+        raise ApiError(404, f"the model {name!r} is not here; there is {known}", param="model",
+                       code="model_not_found")  # fmt: skip
+
+    async def completion(self, request: Request) -> Response:
+        body = await read_body(request, self.config.body_limit)
+        return await off_loop(len(body), lambda: self._completion(request, parse(Completion, body)))
+
+    async def chat(self, request: Request) -> Response:
+        body = await read_body(request, self.config.body_limit)
+        return await off_loop(len(body), lambda: self._chat(request, parse(Chat, body)))
+
+    def _completion(self, request: Request, body: Completion) -> Response:
+        text, info = self.ready()
+        model = self.check_model(body.model)
+        completions.check(body)
+        self._check_choices(completions.prompt_count(body), body.n)
+        prompts = completions.prompts_of(body, text)
+        max_tokens = 1 if body.max_tokens == 0 else body.max_tokens
+        for number, prompt in enumerate(prompts):
+            check_length(prompt, max_tokens, info, "prompt" if len(prompts) == 1 else f"prompt[{number}]")
+        echo_logprobs = body.logprobs if body.echo else None
+        params = sampling_params(
+            body,
+            max_tokens=max_tokens,
+            logprobs=body.logprobs,
+            prompt_logprobs=_larger(body.prompt_logprobs, echo_logprobs),
+            structured=structured_output(body),
+        )
+        params.check_vocab(info.vocab_size)
+        id_ = f"cmpl-{uuid.uuid4().hex}"
+        requests = requests_for(prompts, body.n, params, body, id_, _salt(request, body))
+        choices = [
+            completions.CompletionChoice(
+                number, body, text, one.prompt, completions.echoed(body, number // body.n, one.prompt, text)
+            )
+            for number, one in enumerate(requests)
+        ]
+        answer = Answer(id_, model, "text_completion", "text_completion", requests, choices, body.n)
+        answer.discard_output = body.max_tokens == 0
+        return self._respond(request, body, answer)
+
+    def _chat(self, request: Request, body: Chat) -> Response:
+        text, info = self.ready()
+        model = self.check_model(body.model)
+        chat.check(body)
+        self._check_choices(1, body.n)
+        prompt = chat.rendered(body, text)
+        max_tokens = chat.max_tokens(body)
+        check_length(prompt, max_tokens, info, "messages")
+        params = sampling_params(
+            body,
+            max_tokens=max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
+            structured=structured_output(body),
+        )
+        params.check_vocab(info.vocab_size)
+        id_ = f"chatcmpl-{uuid.uuid4().hex}"
+        requests = requests_for([prompt], body.n, params, body, id_, _salt(request, body))
+        choices: Sequence[Choice] = [chat.ChatChoice(number, body, text) for number in range(body.n)]
+        return self._respond(
+            request,
+            body,
+            Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n),
+        )
+
+    def _check_choices(self, prompts: int, n: int) -> None:
+        limit = self.config.max_choices
+        if n < 1 or n * prompts > limit:
+            raise InputError(
+                f"n={n}: give 1 to {limit} choices in one request, all prompts together", param="n"
+            )
+
+    def _respond(self, request: Request, body: Generation, answer: Answer) -> Response:
+        if body.stream_options is not None:
+            if not body.stream:
+                raise InputError("stream_options needs stream true", param="stream_options")
+            answer.usage_in_stream = body.stream_options.include_usage
+            answer.usage_in_chunks = answer.usage_in_stream and body.stream_options.continuous_usage_stats
+        header = request.headers.get(DETAILS_HEADER, "").lower() in ("1", "true")
+        answer.by_source = body.return_cached_tokens_details or header
+        return GenerationResponse(answer, self.engine, self.gate, self.metrics, sse=body.stream)
+
+
+def _salt(request: Request, body: Generation) -> str | None:
+    return salt(request.scope.get(TENANT), body.cache_salt)
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)
