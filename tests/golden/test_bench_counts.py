@@ -20,7 +20,7 @@ WORKLOADS = {w.name: w for w in build(tuple(Name), MATERIAL, SHORT)}
 EVERY = (NO_CACHE, *PAIRS)
 CHUNKED = 256
 
-pytestmark = pytest.mark.parametrize("budget", [2048, CHUNKED], ids=["whole", "chunked"])
+by_budget = pytest.mark.parametrize("budget", [2048, CHUNKED], ids=["whole", "chunked"])
 by_arm = pytest.mark.parametrize("arm", EVERY, ids=lambda a: a.name)
 
 
@@ -41,6 +41,7 @@ def shares_in_flight(arm: Arm) -> bool:
     return arm.prefix_cache and (arm.flight is not Flight.NONE or arm.publication is Publication.SCHEDULE)
 
 
+@by_budget
 @by_arm
 def test_burst(arm: Arm, budget: int) -> None:
     """8 identical cold prompts of 532: 528 restored each and a duplication factor of exactly 1.0 where
@@ -57,6 +58,7 @@ def test_burst(arm: Arm, budget: int) -> None:
         assert factors(workload, arm, budget)["x8"] == 8 * 532 / (532 + 7 * 4)
 
 
+@by_budget
 @by_arm
 def test_follow(arm: Arm, budget: int) -> None:
     """Followers restore 480 of 493 while the first request generates, unless pages wait for its end."""
@@ -65,12 +67,14 @@ def test_follow(arm: Arm, budget: int) -> None:
     assert got == {"x2": (each,), "x4": (each,) * 3, "x8": (each,) * 7}
 
 
+@by_budget
 @by_arm
 def test_late_pair(arm: Arm, budget: int) -> None:
     each = 0 if arm in (NO_CACHE, INDEPENDENT) else 528
     assert restored(WORKLOADS[Name.LATE_PAIR], arm, budget) == {"pair": (each,)}
 
 
+@by_budget
 @by_arm
 def test_sequential_workloads_do_not_depend_on_the_pair(arm: Arm, budget: int) -> None:
     on = int(arm.prefix_cache)
@@ -82,29 +86,41 @@ def test_sequential_workloads_do_not_depend_on_the_pair(arm: Arm, budget: int) -
     assert churn == {"cycle 1": (), "cycle 2": (0,) * 8}
 
 
-@pytest.mark.parametrize("arm", [a for a in PAIRS if a.flight is Flight.COALESCED], ids=lambda a: a.name)
-@pytest.mark.parametrize("same_step_reads", [True, False])
-def test_coalesced_computes_each_page_once_for_any_arrival(
-    arm: Arm, same_step_reads: bool, budget: int
-) -> None:
-    """Staggered arrivals with different tails: what is common is computed once, whoever gets there first."""
+SUB_PAGE_REST = pytest.mark.xfail(
+    reason="a follower spends a budget rest below a page on a page its leader computes in the next step"
+)
+
+
+def staggered(gap: int) -> Workload:
+    """One request decodes all along, so that budgets leave odd rests; then a long prompt and seven that
+    share 1000 - 90 n tokens of it, each `gap` outputs later than the one before."""
     document = MATERIAL.document("staggered", 1000)
-    lead = Submission("lead", "g", document + MATERIAL.question("s", 0, 30), 24, False)
+    first = Submission("first", "other", MATERIAL.document("other", 40), 80, False)
     rest = [
         Submission(
-            f"f{n}", "g", document[: 1000 - 90 * n] + MATERIAL.question("s", n, 30), 24, True,
-            After("lead", n) if n % 2 else None,
+            f"f{n}", "g", document[: 1000 - 90 * n] + MATERIAL.question("s", n, 30), 24, n > 0,
+            After("first", 1 + gap * n),
         )
-        for n in range(1, 8)
+        for n in range(8)
     ]  # fmt: skip
-    workload = Workload(Name.BURST, "", "", ((lead, *rest),))
-    records, kernel = drive(workload, arm, budget=budget, same_step_reads=same_step_reads)
-    computed = group_counts(workload, records)["g"]
-    assert computed.duplication == 1.0
-    assert [r.restored for r in records[1:]] == [(1000 - 90 * n) // 16 * 16 for n in range(1, 8)]
+    return Workload(Name.BURST, "", "", ((first, *rest),))
+
+
+@pytest.mark.parametrize("gap", [0, 1, 3])
+@pytest.mark.parametrize("budget", [pytest.param(b, marks=SUB_PAGE_REST) for b in (100, 250, 256)] + [2048])
+@pytest.mark.parametrize("same_step_reads", [True, False])
+@pytest.mark.parametrize("arm", [a for a in PAIRS if a.flight is Flight.COALESCED], ids=lambda a: a.name)
+def test_coalesced_computes_each_page_once_for_any_arrival(
+    arm: Arm, same_step_reads: bool, budget: int, gap: int
+) -> None:
+    """Different tails, any budget: what is common is computed once, whoever gets there first."""
+    records, kernel = drive(staggered(gap), arm, budget=budget, same_step_reads=same_step_reads)
+    assert group_counts(staggered(gap), records)["g"].duplication == 1.0
+    assert [r.restored for r in records[2:]] == [(1000 - 90 * n) // 16 * 16 for n in range(1, 8)]
     assert kernel.counters.retractions == 0
 
 
+@by_budget
 def test_full_scale_needs_no_retraction(budget: int) -> None:
     """The bench's cache holds its largest wave without sharing, so that no arm's times hold
     re-computation that another's do not."""

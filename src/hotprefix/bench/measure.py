@@ -73,12 +73,11 @@ def required(submissions: Iterable[Submission], page_size: int) -> dict[str, int
     width = page_size * tk.TOKEN_BYTES
     for s in submissions:
         data = tk.encode(s.prompt)
-        chain, shared, matching = hashlib.sha256(), 0, True
+        chain, shared = hashlib.sha256(), 0  # the chain stands for the whole prefix, not one page
         for page in range(len(s.prompt) // page_size):
             chain.update(data[page * width : (page + 1) * width])
             digest = chain.digest()
-            matching = matching and digest in seen
-            if matching and (page + 1) * page_size < len(s.prompt):
+            if digest in seen and (page + 1) * page_size < len(s.prompt):
                 shared = (page + 1) * page_size
             seen.add(digest)
         out[s.id] = len(s.prompt) - shared
