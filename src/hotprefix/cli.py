@@ -1,0 +1,138 @@
+"""The command line. Owns: argument parsing and exit statuses, nothing else.
+
+Rules: exit status 0 done, 2 bad usage or input (one clear line on stderr), 1 our failure. Progress and
+tables go to stderr, machine-readable results to files or stdout. Heavy imports happen inside commands,
+so `--help` is instant and works without the engine's dependencies. Environment is read here only.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hotprefix import __version__
+from hotprefix.errors import ConfigError, HotprefixError, InputError
+from hotprefix.kernel.config import Eviction, Flight, Order, Publication
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="An LLM engine whose main character is the prefix cache.\n\nExample: hotprefix serve --port 8000",
+)
+stderr = Console(stderr=True)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.")] = 8000,
+    model: Annotated[
+        str, typer.Option(help="Hugging Face directory, .gguf file or hub id; default: the embedded model.")
+    ] = "default",
+    served_model_name: Annotated[list[str] | None, typer.Option(help="Name clients may give.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    page_size: Annotated[int, typer.Option(help="Tokens per KV page.")] = 16,
+    kv_tokens: Annotated[int, typer.Option(help="Capacity of the KV pool, tokens.")] = 32768,
+    max_model_len: Annotated[int | None, typer.Option(help="Prompt plus outputs, tokens.")] = None,
+    prefix_cache: Annotated[bool, typer.Option(help="Keep computed prefixes.")] = True,
+    publication: Annotated[
+        Publication, typer.Option(help="When pages become visible.")
+    ] = Publication.SCHEDULE,
+    flight: Annotated[Flight, typer.Option(help="Who computes a shared prompt.")] = Flight.COALESCED,
+    order: Annotated[Order, typer.Option(help="Order of the waiting queue.")] = Order.FCFS,
+    eviction: Annotated[Eviction, typer.Option(help="What leaves the cache first.")] = Eviction.LRU,
+    preemption: Annotated[bool, typer.Option(help="With --order priority: displace less important.")] = False,
+    max_batched_tokens: Annotated[int, typer.Option(help="Tokens one step may compute.")] = 2048,
+    max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = 64,
+    max_waiting: Annotated[int, typer.Option(help="Queue limit; 0 = none. Beyond it: 429.")] = 1024,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
+    isolate_keys: Annotated[bool, typer.Option(help="Keys do not share cached prefixes.")] = False,
+    drain_seconds: Annotated[float, typer.Option(help="How long SIGTERM lets open requests run.")] = 30.0,
+) -> None:
+    """Serve the OpenAI API on a real model.
+
+    Example: hotprefix serve --port 8000 --kv-tokens 65536 --flight coalesced
+    """
+    _need_engine()
+    from hotprefix.engine.config import EngineConfig
+    from hotprefix.server.config import ServerConfig
+    from hotprefix.server.run import serve as run_server
+
+    engine = EngineConfig(
+        model=model, dtype=dtype, device=device, kv_tokens=kv_tokens, page_size=page_size,
+        max_model_len=max_model_len, prefix_cache=prefix_cache, publication=publication, flight=flight,
+        order=order, eviction=eviction, preemption=preemption, max_batched_tokens=max_batched_tokens,
+        max_running=max_running, max_waiting=max_waiting, threads=threads,
+    )  # fmt: skip
+    server = ServerConfig(
+        host=host,
+        port=port,
+        key_digests=ServerConfig.keys_from_file(api_key_file) if api_key_file else frozenset(),
+        isolate_keys=isolate_keys,
+        served_names=tuple(served_model_name or ()),
+        drain_s=drain_seconds,
+    )
+    run_server(engine, server)
+
+
+@app.command()
+def bench(
+    workload: Annotated[
+        str, typer.Argument(help="overlap, fan-out, burst, follow, late-pair, churn, or all.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for summary.json and report.html.")],
+    runs: Annotated[int | None, typer.Option(help="Runs per arm (default 3; 1 with --quick).")] = None,
+    quick: Annotated[bool, typer.Option(help="Small sizes, under a minute.")] = False,
+    every_arm: Annotated[bool, typer.Option(help="All publication x flight pairs everywhere.")] = False,
+    model: Annotated[str, typer.Option(help="Hugging Face directory, .gguf file or hub id.")] = "default",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Run live experiments: workloads by publication and flight policy.
+
+    Example: hotprefix bench burst --runs 5 --out out/burst
+    """
+    _need_engine()
+    from hotprefix.bench.rig import load_rig
+    from hotprefix.bench.runner import Options, parse_names, run_bench
+
+    options = Options(parse_names(workload), runs, quick, every_arm)
+    rig = load_rig(model, dtype, device, stderr)
+    run_bench(rig, options, out, stderr)
+    stderr.print(f"report: {out / 'report.html'}")
+
+
+def _need_engine() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "this command needs the engine's dependencies: pip install 'hotprefix[engine]'"
+        ) from error
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        app()
+    except InputError as error:
+        stderr.print(f"hotprefix: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except HotprefixError as error:
+        stderr.print(f"hotprefix: {type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)

@@ -1,0 +1,313 @@
+"""The real driver: kernel, executor and text, one step at a time. Owns: `EngineLoop`.
+
+Rules: single-threaded; schedule -> run -> commit, nothing in between. A stop (end token, stop string,
+complete grammar) is decided before the commit, so a stopped request computes nothing more and nothing
+beyond the stop is ever published. What raises inside a step fails that step, never the loop: the
+kernel retries its requests alone. Each request gets exactly one delta with `finish`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from hotprefix.engine.executor import Executor, StepResult, TokenLogprob
+from hotprefix.engine.messages import (
+    Delta,
+    EngineInfo,
+    EngineStats,
+    FlushReport,
+    Generate,
+    Timing,
+    Usage,
+)
+from hotprefix.engine.params import SamplingParams
+from hotprefix.errors import ContextLengthExceeded, InputError
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.config import KernelConfig
+from hotprefix.kernel.events import Sink
+from hotprefix.kernel.kernel import Kernel
+from hotprefix.kernel.plan import Finish, Progress, StepOutcome, StepPlan
+from hotprefix.kernel.request import Namespace, Request, RequestId
+
+
+class OutputText(Protocol):
+    """Turns one request's tokens into text that may be shown."""
+
+    def push(self, token: int) -> tuple[str, bool, str | None]:
+        """(new text, a stop string matched, which one)."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, at the request's end."""
+        ...
+
+
+MakeText = Callable[[SamplingParams], OutputText]
+
+
+class _Live:
+    """What the loop remembers of one request between its submission and its last delta."""
+
+    __slots__ = (
+        "admitted", "deadline", "first", "last", "logprobs", "message", "outputs", "prompt_logprobs",
+        "stop_reason", "submitted", "text", "unsent",
+    )  # fmt: skip
+
+    def __init__(self, message: Generate, text: OutputText, now: float) -> None:
+        self.message = message
+        self.text = text
+        self.submitted = now
+        self.deadline = None if message.deadline is None else now + message.deadline
+        self.admitted: float | None = None
+        self.first: float | None = None
+        self.last: float | None = None
+        self.outputs = 0
+        self.unsent = ""
+        self.stop_reason: str | int | None = None
+        self.logprobs: tuple[TokenLogprob, ...] = ()
+        self.prompt_logprobs: list[TokenLogprob] = []
+
+    def timing(self) -> Timing:
+        def between(start: float | None, end: float | None) -> float | None:
+            return None if start is None or end is None else end - start
+
+        return Timing(
+            between(self.submitted, self.admitted),
+            between(self.admitted, self.first),
+            between(self.first, self.last),
+        )
+
+
+class EngineLoop:
+    """See the module's rules. clock: seconds, monotonic."""
+
+    def __init__(
+        self,
+        config: KernelConfig,
+        executor: Executor,
+        info: EngineInfo,
+        *,
+        fingerprint: str,
+        eos_ids: Collection[int],
+        make_text: MakeText,
+        sink: Sink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self.kernel = Kernel(config, executor.capabilities, sink)
+        self._executor = executor
+        self._fingerprint = fingerprint
+        self._eos = frozenset(eos_ids)
+        self._make_text = make_text
+        self._clock = clock
+        self._live: dict[RequestId, _Live] = {}
+        self._ended: list[Delta] = []
+        self._generated = 0
+
+    @property
+    def has_work(self) -> bool:
+        """True while a step would do something or a delta waits to be taken."""
+        return bool(self._live or self._ended)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def submit(self, message: Generate) -> None:
+        """Queue a request. Raises InputError (its settings), RequestRejected (it can never run) or
+        QueueFull; nothing is remembered then."""
+        params = message.params
+        params.check_vocab(self.info.vocab_size)
+        max_tokens = self._max_tokens(message)
+        self._executor.start(message.id, message.prompt, params)
+        now = self._clock()
+        try:
+            live = _Live(message, self._make_text(params), now)
+            self.kernel.submit(self._request(message, max_tokens), now)
+        except Exception:
+            self._executor.finish(message.id)
+            raise
+        self._live[message.id] = live
+
+    def _request(self, message: Generate, max_tokens: int) -> Request:
+        wants_prompt_logits = message.params.prompt_logprobs is not None
+        return Request(
+            id=message.id,
+            tokens=tk.encode(message.prompt),
+            max_tokens=max_tokens,
+            namespace=Namespace(model=self._fingerprint, salt=message.salt),
+            priority=message.priority,
+            reuse_limit=0 if wants_prompt_logits else None,
+        )
+
+    def _max_tokens(self, message: Generate) -> int:
+        """The request's output limit, by default what the context leaves (handed cases 71, 92)."""
+        if message.id in self._live:
+            raise InputError(f"request id {message.id!r} is in use", param="id")
+        bad = next((t for t in message.prompt if not 0 <= t < self.info.vocab_size), None)
+        if bad is not None:
+            raise InputError(
+                f"prompt holds token id {bad}: the model has ids 0 to {self.info.vocab_size - 1}",
+                param="prompt",
+            )
+        length, limit = len(message.prompt), self.info.max_model_len
+        if not length:
+            raise InputError("the prompt is empty: give at least one token", param="prompt")
+        room = limit - length
+        wanted = message.params.max_tokens
+        if room < max(1, wanted or 1):
+            asked = "at least 1 output" if wanted is None else f"max_tokens={wanted}"
+            raise ContextLengthExceeded(
+                f"the prompt has {length} tokens and {asked} was asked for; the context is {limit} tokens: "
+                f"shorten the prompt or lower max_tokens",
+                param="prompt" if room < 1 else "max_tokens",
+            )
+        return wanted if wanted is not None else room
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request; its terminal delta comes with the next `step`. Unknown ids are ignored: the
+        request may have ended while the abort was on its way."""
+        if request_id in self._live:
+            self._abort(request_id, None)
+
+    def _abort(self, request_id: RequestId, error: str | None) -> None:
+        progress = self.kernel.abort(request_id, self._clock())
+        if progress is not None:
+            self._ended.append(self._close(progress, Finish.ABORT, error))
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def step(self) -> list[Delta]:
+        """One forward pass, if any request can run. Returns the new deltas."""
+        now = self._clock()
+        for live in [q for q in self._live.values() if q.deadline is not None and now >= q.deadline]:
+            self._abort(live.message.id, f"the deadline of {live.message.deadline} s has passed")
+        deltas, self._ended = self._ended, []
+        plan = self.kernel.plan(self._clock())
+        if not plan.chunks:
+            return deltas
+        self._note_admissions(plan)
+        outcome = self._execute(plan)
+        for progress in self.kernel.commit(plan, outcome, self._clock()):
+            deltas.append(self._delta(progress))
+        return deltas
+
+    def _note_admissions(self, plan: StepPlan) -> None:
+        now = self._clock()
+        for admission in plan.admissions:
+            live = self._live[admission.request]
+            if live.admitted is None:
+                live.admitted = now
+
+    def _execute(self, plan: StepPlan) -> StepOutcome:
+        try:
+            result = self._executor.execute(plan)
+        except Exception as error:
+            return StepOutcome(ok=False, error=f"{type(error).__name__}: {error}")
+        return self._judge(result)
+
+    def _judge(self, result: StepResult) -> StepOutcome:
+        """Append what was sampled to each request's text, and say who has to stop."""
+        now = self._clock()
+        for request, entries in result.prompt_logprobs.items():
+            self._live[request].prompt_logprobs.extend(entries)
+        stopped = set()
+        for request, sampled in result.sampled.items():
+            live = self._live[request]
+            live.first = now if live.first is None else live.first
+            live.last = now
+            live.outputs += 1
+            live.logprobs = () if sampled.logprob is None else (sampled.logprob,)
+            if self._stops(live, sampled.token) or sampled.ended:
+                stopped.add(request)
+        tokens = {request: sampled.token for request, sampled in result.sampled.items()}
+        return StepOutcome(sampled=tokens, stopped=frozenset(stopped))
+
+    def _stops(self, live: _Live, token: int) -> bool:
+        params = live.message.params
+        if live.outputs >= params.min_tokens:
+            named = token in params.stop_token_ids
+            if named or (token in self._eos and not params.ignore_eos):
+                live.stop_reason = token if named else None
+                if params.include_stop:
+                    live.unsent += live.text.push(token)[0]
+                return True
+        text, matched, reason = live.text.push(token)
+        live.unsent += text
+        live.stop_reason = reason if matched else None
+        return matched
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _delta(self, progress: Progress) -> Delta:
+        if progress.finish is not None:
+            return self._close(progress, progress.finish, progress.error)
+        return self._make(self._live[progress.request], progress, None, None)
+
+    def _close(self, progress: Progress, finish: Finish, error: str | None) -> Delta:
+        live = self._live.pop(progress.request)
+        if finish in (Finish.STOP, Finish.LENGTH):
+            live.unsent += live.text.flush()
+        self._executor.finish(progress.request)
+        return self._make(live, progress, finish, error)
+
+    def _make(self, live: _Live, progress: Progress, finish: Finish | None, error: str | None) -> Delta:
+        message = live.message
+        tokens = () if progress.token is None else (progress.token,)
+        self._generated += len(tokens)
+        text, live.unsent = live.unsent, ""
+        logprobs, live.logprobs = live.logprobs, ()
+        first = live.outputs == len(tokens) and message.params.prompt_logprobs is not None
+        return Delta(
+            id=message.id,
+            text=text,
+            tokens=tokens,
+            usage=Usage(len(message.prompt), live.outputs, cached_device=progress.cached),
+            finish=finish,
+            stop_reason=live.stop_reason if finish is Finish.STOP else None,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(live.prompt_logprobs) if first else None,
+            error=error,
+            timing=live.timing() if finish is not None else None,
+        )
+
+    # -- the cache as a whole ---------------------------------------------------------------------
+
+    def flush_cache(self) -> FlushReport:
+        """Drop cached pages that no running request reads, and say what stayed."""
+        report = self.kernel.flush(self._clock())
+        page = self.info.page_size
+        return FlushReport(report.freed * page, report.protected * page, self.kernel.status().running)
+
+    def stats(self) -> EngineStats:
+        status, count = self.kernel.status(), self.kernel.counters
+        l1 = status.l1
+        return EngineStats(
+            running=status.running,
+            waiting=status.waiting + status.parked,
+            total_pages=l1.total,
+            free_pages=l1.free,
+            owned_pages=l1.owned,
+            evictable_pages=l1.evictable,
+            protected_pages=l1.protected,
+            page_size=self.info.page_size,
+            queried_tokens=count.prompt_tokens,
+            cached_device=count.cached_tokens,
+            cached_host=0,
+            cached_storage=0,
+            computed_tokens=count.computed_prompt_tokens,
+            generated_tokens=self._generated,
+            steps=count.steps,
+            retractions=count.retractions,
+            evicted_pages=count.evicted_pages,
+        )
+
+
+class TokensOnly:
+    """An OutputText for clients that read token ids and no text (the bench)."""
+
+    def push(self, token: int) -> tuple[str, bool, str | None]:
+        return "", False, None
+
+    def flush(self) -> str:
+        return ""
