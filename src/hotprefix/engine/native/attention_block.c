@@ -1,0 +1,154 @@
+/* One block of keys against some query rows. Owns: the packing of keys and values, scores, softmax.
+ *
+ * Rules: a row's result depends only on its query and on the keys it sees. A masked key has weight
+ * exactly 0, and memory past the last key is zero, so what else is in the block adds nothing.
+ */
+#include "attention_block.h"
+
+INLINE size_t round_up(size_t n) { return (n + VL - 1) / VL * VL; }
+
+static enum kind kind_of(int is_bf16) { return is_bf16 && HAVE_BF16_DOT ? PAIR : FLOAT; }
+
+static size_t floats_of(size_t cells, size_t width) {
+    return MAX_ROWS * cells + cells * BLOCK + BLOCK * width + MAX_ROWS * BLOCK + MAX_ROWS * width;
+}
+
+size_t hp_block_bytes(size_t head_dim, int is_bf16) {
+    size_t cells = kind_of(is_bf16) == PAIR ? head_dim / 2 : head_dim;
+    return round_up(floats_of(round_up(cells), round_up(head_dim))) * sizeof(float);
+}
+
+void hp_block_init(struct block *block, void *memory, const struct hp_attention *shape) {
+    block->kind = kind_of(shape->bf16);
+    block->bf16 = shape->bf16;
+    block->dim = shape->head_dim;
+    block->cells = block->kind == PAIR ? shape->head_dim / 2 : shape->head_dim;
+    block->width = round_up(shape->head_dim);
+    block->scale = shape->scale;
+    block->q = memory;
+    block->keys = block->q + MAX_ROWS * round_up(block->cells);
+    block->values = block->keys + round_up(block->cells) * BLOCK;
+    block->scores = block->values + BLOCK * block->width;
+    block->out = block->scores + MAX_ROWS * BLOCK;
+}
+
+void hp_block_query(struct block *block, size_t row, const void *query) {
+    float *to = block->q + row * block->cells;
+    if (block->kind == PAIR || !block->bf16)
+        memcpy(to, query, block->cells * sizeof(float));
+    else
+        for (size_t i = 0; i < block->dim; i++) to[i] = bf16_to_float(((const bf16 *)query)[i]);
+}
+
+/* VL values from row[at] on as float, zero past `dim`. */
+INLINE vf values_at(const void *row, size_t at, size_t dim, int is_bf16) {
+    if (at + VL <= dim) return is_bf16 ? vload_bf16((const bf16 *)row + at) : vload((const float *)row + at);
+    float part[VL] = {0};
+    for (size_t i = at; i < dim; i++)
+        part[i - at] = is_bf16 ? bf16_to_float(((const bf16 *)row)[i]) : ((const float *)row)[i];
+    return vload(part);
+}
+
+/* VL cells from row[at] on, zero past `cells`. */
+INLINE vf cells_at(const void *row, size_t at, size_t cells, enum kind kind, int is_bf16) {
+    return kind == PAIR ? values_at(row, at, cells, 0) : values_at(row, at, cells, is_bf16);
+}
+
+/* keys[c][k] = cell c of key k, for the key's whole vector group (zero past `count`). */
+INLINE void load_keys(struct block *block, const void *pool, const size_t *slots, size_t count, size_t stride,
+                      enum kind kind, int is_bf16) {
+    size_t bytes = is_bf16 ? sizeof(bf16) : sizeof(float);
+    for (size_t key = 0; key < count; key += VL)
+        for (size_t c = 0; c < block->cells; c += VL) {
+            vf square[VL];
+            UNROLL for (size_t i = 0; i < VL; i++) {
+                const char *row = (const char *)pool + (key + i < count ? slots[key + i] : 0) * stride * bytes;
+                square[i] = key + i < count ? cells_at(row, c, block->cells, kind, is_bf16) : (vf){0};
+            }
+            vtranspose(square);
+            UNROLL for (size_t i = 0; i < VL; i++) vstore(block->keys + (c + i) * BLOCK + key, square[i]);
+        }
+}
+
+/* values[k][d], or in PAIR values[k / 2][d] with keys k and k + 1 side by side in one cell. */
+INLINE void load_values(struct block *block, const void *pool, const size_t *slots, size_t count, size_t stride,
+                        enum kind kind, int is_bf16) {
+    size_t bytes = is_bf16 ? sizeof(bf16) : sizeof(float), step = kind == PAIR ? 2 : 1;
+    float *to = block->values;
+    for (size_t key = 0; key < count; key += step, to += block->width) {
+        const char *first = (const char *)pool + slots[key] * stride * bytes, *second = NULL;
+        if (kind == PAIR && key + 1 < count) second = (const char *)pool + slots[key + 1] * stride * bytes;
+        for (size_t d = 0; d < block->width; d += VL) {
+            vf even = values_at(first, d, block->dim, is_bf16);
+            vf odd = second ? values_at(second, d, block->dim, is_bf16) : (vf){0};
+            vstore(to + d, kind == PAIR ? (vf)(((vu)even >> 16) | (vu)odd) : even);
+        }
+    }
+}
+
+void hp_block_load(struct block *block, const void *keys, const void *values, const size_t *slots, size_t count,
+                   size_t stride) {
+    if (block->kind == PAIR) {
+        load_keys(block, keys, slots, count, stride, PAIR, 1);
+        load_values(block, values, slots, count, stride, PAIR, 1);
+    } else if (block->bf16) {
+        load_keys(block, keys, slots, count, stride, FLOAT, 1);
+        load_values(block, values, slots, count, stride, FLOAT, 1);
+    } else {
+        load_keys(block, keys, slots, count, stride, FLOAT, 0);
+        load_values(block, values, slots, count, stride, FLOAT, 0);
+    }
+}
+
+/* Scores -> weights in place; in PAIR the weights become bfloat16 and fill the first half of the row. */
+INLINE void softmax(struct block *block, size_t r, size_t low, size_t end, size_t padded, enum kind kind) {
+    float *row = block->scores + r * BLOCK;
+    vi lane = vlanes();
+    vf highest = vset(-INFINITY), sum = {0};
+    for (size_t j = 0; j < padded; j += VL) {
+        vf score = vload(row + j) * vset(block->scale);
+        if (j < low || j + VL > end) {
+            vi place = lane + (int32_t)j;
+            score = vselect((place >= (int32_t)low) & (place < (int32_t)end), score, vset(-INFINITY));
+        }
+        highest = vmax(highest, score);
+        vstore(row + j, score);
+    }
+    float high = vhighest(highest);
+    vf shift = vset(high == -INFINITY ? 0.0f : high);
+    for (size_t j = 0; j < padded; j += VL) {
+        vf weight = vexp(vload(row + j) - shift);
+        sum += weight;
+        if (kind == PAIR)
+            vstore_bf16((bf16 *)row + j, weight);
+        else
+            vstore(row + j, weight);
+    }
+    block->high[r] = high;
+    block->sum[r] = vsum(sum);
+}
+
+void hp_block_attend(struct block *block, size_t rows, const size_t *low, const size_t *end, size_t count) {
+    size_t padded = round_up(count);
+    hp_tile(block->kind, rows, padded / VL, block->q, block->cells, block->keys, BLOCK, block->cells, block->scores,
+            BLOCK);
+    for (size_t r = 0; r < rows; r++) {
+        if (block->kind == PAIR)
+            softmax(block, r, low[r], end[r], padded, PAIR);
+        else
+            softmax(block, r, low[r], end[r], padded, FLOAT);
+    }
+    size_t steps = block->kind == PAIR ? (count + 1) / 2 : count;
+    hp_tile(block->kind, rows, block->width / VL, block->scores, BLOCK, block->values, block->width, steps,
+            block->out, block->width);
+}
+
+void hp_merge(float *high, float *sum, float *out, float block_high, float block_sum, const float *block_out,
+              size_t width) {
+    if (block_high == -INFINITY && block_sum == 0.0f) return;
+    float top = *high > block_high ? *high : block_high;
+    vf old = vset(exp1(*high - top)), new = vset(exp1(block_high - top));
+    *high = top;
+    *sum = *sum * old[0] + block_sum * new[0];
+    for (size_t d = 0; d < width; d += VL) vstore(out + d, vfma(vload(block_out + d), new, vload(out + d) * old));
+}

@@ -1,0 +1,39 @@
+/* One block of keys against some query rows; see attention_block.c. */
+#ifndef HP_ATTENTION_BLOCK_H
+#define HP_ATTENTION_BLOCK_H
+
+#include "attention.h"
+#include "tile.h"
+
+#define BLOCK 128  /* key positions of one block; blocks start at multiples of it */
+#define MAX_ROWS 96 /* query rows (tokens times heads of a group) computed together */
+
+/* Per-thread memory, rows padded to `width` floats. q holds `cells` cells a row. */
+struct block {
+    enum kind kind;
+    int bf16;
+    size_t dim, cells, width;
+    float scale;
+    float *q, *keys, *values, *scores, *out;
+    float high[MAX_ROWS], sum[MAX_ROWS];
+};
+
+size_t hp_block_bytes(size_t head_dim, int bf16);
+void hp_block_init(struct block *block, void *memory, const struct hp_attention *shape);
+
+/* Copies one head of one query, `dim` values of the model's type, into row `row`. */
+void hp_block_query(struct block *block, size_t row, const void *query);
+
+/* Takes keys and values at `count` <= BLOCK pool rows `slots`; a row is `stride` values long. */
+void hp_block_load(struct block *block, const void *keys, const void *values, const size_t *slots, size_t count,
+                   size_t stride);
+
+/* For each row r: high[r] = the largest scaled score among keys [low[r], end[r]), sum[r] = the sum of
+ * e^(score - high), out[r] = the sum of e^(score - high) * value. No key: -inf, 0 and zeros. */
+void hp_block_attend(struct block *block, size_t rows, const size_t *low, const size_t *end, size_t count);
+
+/* Adds one block's result to a running one (arXiv 1805.02867): high and sum one value, out `width`. */
+void hp_merge(float *high, float *sum, float *out, float block_high, float block_sum, const float *block_out,
+              size_t width);
+
+#endif

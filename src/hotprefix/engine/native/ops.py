@@ -1,0 +1,238 @@
+"""The decoder's arithmetic in C. Owns: `NativeOps`, the checked way into the kernels.
+
+Rules: every tensor is checked (type, shape, contiguity, device) before its address is passed on; a
+wrong one raises ValueError and never reaches C. Calls release the interpreter lock. As many threads
+work as `torch.get_num_threads()` says. Results of a row (or of a request, in attention) are the same
+bits whatever else is in the batch and however a prompt was cut into chunks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotprefix.engine.batch import Batch
+from hotprefix.engine.model.ops import HeadShape
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_MAX_GROUP = 96  # MAX_ROWS in attention_block.h
+_ERRORS = {
+    1: "native kernel: out of memory",
+    2: "native attention: the batch contradicts itself or names a page outside the pool",
+    3: "native rope_write: a slot lies outside the pool",
+}
+
+
+class _Linear(Structure):
+    _fields_ = (
+        ("weight", c_void_p), ("bias", c_void_p), ("in", c_size_t), ("out", c_size_t), ("bf16", c_int),
+    )  # fmt: skip
+
+
+class _Rope(Structure):
+    _fields_ = (
+        ("heads", c_size_t), ("kv_heads", c_size_t), ("head_dim", c_size_t),
+        ("cos", c_void_p), ("sin", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("eps", c_float),
+    )  # fmt: skip
+
+
+class _Batch(Structure):
+    _fields_ = (
+        ("query_starts", c_void_p), ("context_lens", c_void_p), ("page_table", c_void_p),
+        ("requests", c_size_t), ("table_width", c_size_t), ("page_size", c_size_t), ("pages", c_size_t),
+    )  # fmt: skip
+
+
+class _Attention(Structure):
+    _fields_ = (
+        ("heads", c_size_t), ("kv_heads", c_size_t), ("head_dim", c_size_t), ("scale", c_float),
+        ("window", c_size_t), ("bf16", c_int),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LinearHandle:
+    """A packed weight [rows out, columns in] with its bias; the tensors keep the memory alive."""
+
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    weight: Tensor
+    bias: Tensor | None
+    struct: _Linear
+
+
+def check(tensor: Tensor, name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:
+    """The tensor's address. Raises ValueError unless it is a contiguous CPU tensor of this shape and of
+    one of these types."""
+    if tensor.shape != shape or tensor.dtype not in dtypes or not tensor.is_contiguous() or tensor.is_cuda:
+        raise ValueError(
+            f"{name}: got {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            f"{'' if tensor.is_contiguous() else ', not contiguous'}; native kernels want contiguous CPU "
+            f"{' or '.join(map(str, dtypes))} {shape}"
+        )
+    return tensor.data_ptr()
+
+
+class NativeOps:
+    """`hotprefix.engine.model.ops.Ops` on the C kernels, for float32 and bfloat16 on the CPU."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        """library: from `build.load()` or `build.build()`."""
+        size, pointer, flag = c_size_t, c_void_p, c_int
+        self._bytes = library.hp_linear_bytes
+        self._bytes.argtypes, self._bytes.restype = [size, size, flag], size
+        self._pack = library.hp_linear_pack
+        self._pack.argtypes, self._pack.restype = [pointer, pointer, size, size, flag, flag], None
+        self._linear = library.hp_linear_run
+        self._linear.argtypes = [POINTER(_Linear), pointer, size, pointer, flag, flag]
+        self._norm = library.hp_norm
+        self._norm.argtypes = [pointer, pointer, pointer, c_float, pointer, size, size, flag, flag]
+        self._norm.restype = None
+        self._silu_mul = library.hp_silu_mul
+        self._silu_mul.argtypes, self._silu_mul.restype = [pointer, pointer, size, size, flag, flag], None
+        self._rope_write = library.hp_rope_write
+        self._rope_write.argtypes = [POINTER(_Rope), *[pointer] * 5, size, size, flag, flag]
+        self._attention = library.hp_attention_run
+        self._attention.argtypes = [POINTER(_Attention), POINTER(_Batch), *[pointer] * 4, flag]
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> LinearHandle:
+        """Repack weight [out, in] (float32, or bfloat16 with an even `in`) and bias [out]."""
+        rows, columns = weight.shape
+        check(weight, "weight", (rows, columns), *_DTYPES)
+        bf16 = weight.dtype == torch.bfloat16
+        if bf16 and columns % 2:
+            raise ValueError(f"weight: {columns} bfloat16 columns; native kernels want an even number")
+        if bias is not None:
+            check(bias, "bias", (rows,), weight.dtype)
+            bias = bias.float()
+        packed = _aligned(self._bytes(rows, columns, bf16))
+        self._pack(weight.data_ptr(), packed.data_ptr(), rows, columns, bf16, torch.get_num_threads())
+        bias_at = None if bias is None else bias.data_ptr()
+        struct = _Linear(packed.data_ptr(), bias_at, columns, rows, bf16)
+        return LinearHandle(rows, columns, weight.dtype, packed, bias, struct)
+
+    def linear(self, x: Tensor, handle: LinearHandle, out_dtype: torch.dtype | None = None) -> Tensor:
+        """x [T, in] -> x @ weight.T + bias, [T, out], in x's dtype, or unrounded with float32 given."""
+        tokens = x.shape[0]
+        at = check(x, "x", (tokens, handle.columns), handle.dtype)
+        if out_dtype not in (None, x.dtype, torch.float32):
+            raise ValueError(f"linear: out_dtype={out_dtype} is neither {x.dtype} nor torch.float32")
+        out = torch.empty((tokens, handle.rows), dtype=out_dtype or x.dtype)
+        bf16 = out.dtype == torch.bfloat16
+        _raise(self._linear(handle.struct, at, tokens, out.data_ptr(), bf16, torch.get_num_threads()))
+        return out
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMS norm over the last dimension: x [T, n], weight float32[n] -> [T, n]."""
+        return self._normed(x, None, weight, eps)
+
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x in place (both [T, n]), then the RMS norm of the sum, [T, n]."""
+        return self._normed(x, residual, weight, eps)
+
+    def _normed(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        tokens, width = x.shape
+        at = check(x, "x", (tokens, width), *_DTYPES)
+        weight_at = check(weight, "weight", (width,), torch.float32)
+        residual_at = None if residual is None else check(residual, "residual", (tokens, width), x.dtype)
+        out = torch.empty_like(x)
+        bf16 = x.dtype == torch.bfloat16
+        self._norm(
+            at, residual_at, weight_at, eps, out.data_ptr(), tokens, width, bf16, torch.get_num_threads()
+        )
+        return out
+
+    def rope_write(
+        self,
+        qkv: Tensor,
+        shape: HeadShape,
+        cos: Tensor,
+        sin: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """See `Ops.rope_write`; qkv is left as it is."""
+        tokens, dim = qkv.shape[0], shape.head_dim
+        at = check(qkv, "qkv", (tokens, shape.qkv_width), *_DTYPES)
+        pool = (k_pool.shape[0], shape.kv_heads, dim)
+        table = (tokens, dim // 2)
+        rope = _Rope(
+            shape.heads, shape.kv_heads, dim,
+            check(cos, "cos", table, torch.float32), check(sin, "sin", table, torch.float32),
+            None if q_norm is None else check(q_norm, "q_norm", (dim,), torch.float32),
+            None if k_norm is None else check(k_norm, "k_norm", (dim,), torch.float32), eps,
+        )  # fmt: skip
+        q = torch.empty((tokens, shape.heads, dim), dtype=qkv.dtype)
+        failed = self._rope_write(
+            byref(rope), at, check(slots, "slots", (tokens,), torch.int64), q.data_ptr(),
+            check(k_pool, "k_pool", pool, qkv.dtype), check(v_pool, "v_pool", pool, qkv.dtype),
+            pool[0], tokens, qkv.dtype == torch.bfloat16, torch.get_num_threads(),
+        )  # fmt: skip
+        _raise(failed)
+        return q
+
+    def attention(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, batch: Batch, scale: float, window: int | None
+    ) -> Tensor:
+        """See `Ops.attention`. Raises ValueError where a page lies outside the pool."""
+        tokens, heads, dim = q.shape
+        at = check(q, "q", (tokens, heads, dim), *_DTYPES)
+        pool = (k_pool.shape[0], k_pool.shape[1], dim)
+        if heads % pool[1] or heads // pool[1] > _MAX_GROUP or dim % 2:
+            raise ValueError(f"attention: {heads} heads over {pool[1]} of size {dim} is not supported")
+        if window is not None and window < 1:
+            raise ValueError(f"attention: window={window} is not positive")
+        lists = describe(batch, tokens, pool[0])
+        shape = _Attention(heads, pool[1], dim, scale, window or 0, q.dtype == torch.bfloat16)
+        out = torch.empty_like(q)
+        failed = self._attention(
+            byref(shape), byref(lists), at, check(k_pool, "k_pool", pool, q.dtype),
+            check(v_pool, "v_pool", pool, q.dtype), out.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        _raise(failed)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up [T, 2F] -> silu(gate_up[:, :F]) * gate_up[:, F:], [T, F]."""
+        tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+        at = check(gate_up, "gate_up", (tokens, 2 * width), *_DTYPES)
+        out = torch.empty((tokens, width), dtype=gate_up.dtype)
+        bf16 = gate_up.dtype == torch.bfloat16
+        self._silu_mul(at, out.data_ptr(), tokens, width, bf16, torch.get_num_threads())
+        return out
+
+
+def describe(batch: Batch, tokens: int, pool_rows: int) -> _Batch:
+    """The batch as C sees it. Raises ValueError where its arrays do not fit together or `tokens`."""
+    requests = batch.context_lens.shape[0]
+    width = batch.page_table.shape[1]
+    if batch.page_size < 1 or (requests and batch.query_bounds[-1] != tokens):
+        raise ValueError(f"batch: page_size={batch.page_size}, query_starts do not end at {tokens} tokens")
+    return _Batch(
+        check(batch.query_starts, "query_starts", (requests + 1,), torch.int32),
+        check(batch.context_lens, "context_lens", (requests,), torch.int32),
+        check(batch.page_table, "page_table", (requests, width), torch.int32),
+        requests, width, batch.page_size, pool_rows // max(batch.page_size, 1),
+    )  # fmt: skip
+
+
+def _aligned(size: int) -> Tensor:
+    """uint8[size] whose address is a multiple of 64."""
+    block = torch.empty(size + 64, dtype=torch.uint8)
+    return block[-block.data_ptr() % 64 :][:size]
+
+
+def _raise(status: int) -> None:
+    if status == 1:
+        raise MemoryError(_ERRORS[1])
+    if status:
+        raise ValueError(_ERRORS[status])
