@@ -100,13 +100,15 @@ class AsyncEngine:
     """An engine in a child process. All methods are for one event loop.
 
     build(config, progress) -> engine loop runs in the child, so it must be importable there.
-    on_progress gets lines about loading. Raises EngineDead wherever the child cannot answer.
+    on_progress gets lines about loading. `failed` is set when the child died too often to be started
+    again. Raises EngineDead wherever the child cannot answer.
     """
 
     def __init__(
         self, config: Any, build: Build, *, supervision: Supervision | None = None,
         on_progress: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
+        self.failed = asyncio.Event()
         self._config, self._build, self._on_progress = config, build, on_progress
         self._rules = supervision or Supervision()
         self._state = State.STOPPED
@@ -207,6 +209,10 @@ class AsyncEngine:
         if known and self._child:
             self._child.send(wire.Abort(known))
 
+    def abort_all(self) -> None:
+        """End every open request early."""
+        self.abort(list(self._streams))
+
     async def flush_cache(self) -> FlushReport:
         report: FlushReport = await self._call(lambda call: wire.Control(call, "flush"))
         return report
@@ -227,6 +233,7 @@ class AsyncEngine:
 
     def _spawn(self) -> None:
         self._state, self._reason = State.LOADING, "the engine is loading"
+        self._refused: HotprefixError | None = None
         self._child = EngineProcess(self._build, self._config, self._on_message, self._on_death)
 
     def _on_message(self, child: EngineProcess, message: wire.FromChild) -> None:
@@ -249,10 +256,7 @@ class AsyncEngine:
             case wire.Ready():
                 self._on_ready(message.info)
             case wire.Failed():
-                self._reason = str(message.error)
-                if self._loaded and not self._loaded.done():
-                    self._state = State.FAILED
-                    self._loaded.set_exception(message.error)
+                self._refused = message.error
 
     def _on_ready(self, info: EngineInfo) -> None:
         self._state, self._reason, self._info = State.READY, "ready", info
@@ -287,8 +291,9 @@ class AsyncEngine:
         if child is not self._child:
             return
         self._child = None
-        error = EngineDead(f"the engine process ended (exit status {child.exit_code})")
-        self._tell_all(error)
+        ended = EngineDead(f"the engine process ended (exit status {child.exit_code})")
+        self._tell_all(ended)
+        error = self._refused or ended
         if self._loaded and not self._loaded.done():
             self._state, self._reason = State.FAILED, str(error)
             self._loaded.set_exception(error)
@@ -298,9 +303,8 @@ class AsyncEngine:
         self._deaths += 1
         if self._deaths > self._rules.restarts:
             self._state = State.FAILED
-            self._reason = (
-                f"the engine process died {self._deaths} times in a row; last reason: {self._reason}"
-            )
+            self.failed.set()
+            self._reason = f"the engine process died {self._deaths} times in a row; the last time: {error}"
             return
         self._state, self._reason = State.RESTARTING, str(error)
         self._restart = asyncio.get_running_loop().create_task(self._respawn())
