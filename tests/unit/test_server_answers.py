@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from tests.support.server import TURN, FakeEngine, chat, client, events, words
 
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.messages import Delta, Generate, Usage
 from hotprefix.engine.params import StructuredOutput
 from hotprefix.kernel.plan import Finish
+from tests.support.server import TURN, FakeEngine, chat, client, events, words
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -6,13 +6,13 @@ import logging
 from typing import Any
 
 import pytest
-from tests.support.server import CONTEXT, VOCAB, BytesText, FakeEngine, chat, client, words
 
 from hotprefix.engine.client import Health
 from hotprefix.errors import ContextLengthExceeded, EngineDead, HotprefixError, QueueFull
 from hotprefix.kernel.plan import Finish
 from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig
+from tests.support.server import CONTEXT, VOCAB, BytesText, FakeEngine, chat, client, words
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

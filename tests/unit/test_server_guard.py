@@ -7,11 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.server import BytesText, FakeEngine, chat, client
 
 from hotprefix.errors import ConfigError
 from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig
+from tests.support.server import BytesText, FakeEngine, chat, client
 
 KEY, OTHER = "sk-first-key-äö", "sk-second"
 CONFIG = ServerConfig(key_digests=ServerConfig.digests([KEY, OTHER]), isolate_keys=True)
