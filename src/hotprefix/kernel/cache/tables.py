@@ -51,8 +51,8 @@ class Tables:
         if own_rest:
             raise ProtocolError(f"request {seq.request.id} owns pages beyond what it has computed")
         tree = self._l1.tree
-        tree.touch(match, seq.request.priority)
-        # The touch may have split the node the match ended in; its pages are unchanged.
+        tree.use(match, seq.request.priority)
+        # That may have split the node the match ended in; its pages are unchanged.
         match = tree.lookup_from(seq.pin, before, seq.target_key, after)
         seq.table[before:] = tree.pages_of(match)[before:]
         seq.handle = tree.repin(seq.pin, match)

@@ -1,7 +1,7 @@
 """The prefix tree over L1's pages. Owns: the radix trees (one per namespace), their pins, recency
 and eviction.
 
-Rules (kernel.md): `lookup` is pure. `touch` moves recency only, of what matched only. `pin`/`unpin`
+Rules (kernel.md): `lookup` is pure. `touch` moves recency only, of what matched only; `use` counts a use as well. `pin`/`unpin`
 move pages between evictable and protected. `insert` publishes. `evict` frees whole pages from the
 tail of unpinned leaves, exactly as many as asked, a parent never before its child. No clock: recency
 is a counter. A lookup that ends inside a node stays pure; `touch`, `pin` and `insert` split it there.
@@ -75,11 +75,17 @@ class PrefixTree:
 
     # -- recency ----------------------------------------------------------------------------------
 
-    def touch(self, match: Match, priority: int = 0) -> None:
-        """Make the matched pages the most recently used ones; pages below the match gain nothing."""
-        if not match.pages:
-            return
-        self._used(self._end_of(match), priority)
+    def touch(self, match: Match) -> None:
+        """Make the matched pages the most recently used ones; pages below the match gain nothing, and
+        no use is counted."""
+        if match.pages:
+            self._tick += 1
+            self._end_of(match).last_access = self._tick
+
+    def use(self, match: Match, priority: int = 0) -> None:
+        """A request takes the matched pages: they become most recent, and the use is counted."""
+        if match.pages:
+            self._used(self._end_of(match), priority)
 
     # -- pins -------------------------------------------------------------------------------------
 
