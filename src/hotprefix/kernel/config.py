@@ -50,6 +50,22 @@ class Eviction(StrEnum):
     PRIORITY = "priority"
 
 
+class Refresh(StrEnum):
+    """What the waiting queue tells the cache (terms.md, *waiting-prefix refresh*; seed: hot prefixes)."""
+
+    OFF = "off"
+    WINDOW = "window"
+    QUEUE_INFORMED = "queue_informed"
+
+
+class Role(StrEnum):
+    """What this instance does; a decode-only one admits nothing that needs a prefix of its own."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What the executor can do. `same_step_reads`: all KV of a layer is written before attention of
@@ -68,7 +84,9 @@ class KernelConfig:
     overtake it any more (ageing of every cache-aware order, and the bound on look-ahead past a head
     that does not fit). lookahead: how many requests behind a head that does not fit are tried.
     output_reserve: share of a running request's remaining outputs that admission keeps free
-    (over-commit); goes to 1 at a retraction and decays back.
+    (over-commit); goes to 1 at a retraction and decays back. refresh_window: waiting requests that
+    refresh looks at; refresh_every: passes between refreshes. session_pages: pages that ended requests
+    of sessions may keep protected, 0 = none.
     """
 
     total_pages: int
@@ -87,12 +105,17 @@ class KernelConfig:
     output_reserve: float = 0.25
     max_elections: int = 3
     max_step_failures: int = 2
+    refresh: Refresh = Refresh.WINDOW
+    refresh_window: int = 128
+    refresh_every: int = 1
+    role: Role = Role.BOTH
+    session_pages: int = 0
 
     def __post_init__(self) -> None:
         for name, low in (
             ("total_pages", 1), ("page_size", 1), ("max_batched_tokens", 1), ("max_running", 1),
             ("max_waiting", 0), ("max_overtakes", 0), ("lookahead", 0), ("max_elections", 0),
-            ("max_step_failures", 0),
+            ("max_step_failures", 0), ("refresh_window", 0), ("refresh_every", 1), ("session_pages", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
@@ -109,6 +132,7 @@ class KernelConfig:
             )
         for name, kind in (
             ("publication", Publication), ("flight", Flight), ("order", Order), ("eviction", Eviction),
+            ("refresh", Refresh), ("role", Role),
         ):  # fmt: skip
             if not isinstance(getattr(self, name), kind):
                 allowed = ", ".join(kind)

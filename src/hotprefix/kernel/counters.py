@@ -17,7 +17,9 @@ class Counters:
     prompt_tokens/cached_tokens: of those requests; computed_prompt_tokens: positions below the prefill
     target computed, re-computation included; recomputed_tokens: of all positions, those computed a
     second time after a retraction. indexed_pages/evicted_pages: into and out of the tree.
-    duplicate_pages: computed though another request's copy was kept.
+    duplicate_pages: computed though another request's copy was kept. refresh_touches: prefixes touched by
+    refresh passes. lost_waiting_tokens: reusable from L1 at enqueue and no longer at admission, summed over
+    requests (exact, never netted against what was gained meanwhile).
     """
 
     lookups: int = 0
@@ -40,3 +42,6 @@ class Counters:
     steps: int = 0
     failed_steps: int = 0
     stalls: int = 0
+    refresh_passes: int = 0
+    refresh_touches: int = 0
+    lost_waiting_tokens: int = 0

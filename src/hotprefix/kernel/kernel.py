@@ -140,8 +140,10 @@ class Kernel:
     # -- the cache as a whole ---------------------------------------------------------------------
 
     def flush(self, now: float) -> FlushReport:
-        """Drop every cached page that no running request reads."""
+        """Drop every cached page that no running request reads; sessions' holds end."""
         self._tick(now)
+        while self._s.sessions.drop_oldest():
+            pass
         freed = self._s.l1.flush()
         self._s.counters.flushed_pages += freed
         return FlushReport(freed, self._s.l1.occupancy().protected)
@@ -176,7 +178,7 @@ class Kernel:
             raise ProtocolError(f"{phases} requests in phases, {len(s.sequences)} known")
         if s.flights is not None and s.flights.tracked != len(s.sequences):
             raise ProtocolError(f"{s.flights.tracked} ids in flights, {len(s.sequences)} known")
-        if not s.sequences and (s.l1.tree.protected_pages or s.suspects):
+        if not s.sequences and not len(s.sessions) and (s.l1.tree.protected_pages or s.suspects):
             raise ProtocolError("idle, yet pages are protected")
 
     def _tick(self, now: float) -> None:

@@ -44,7 +44,8 @@ class Request:
     runs first. reuse_limit: leading prompt tokens that may come from the cache (0 where every
     prompt position's logits are wanted); None = as many as match. cache_key: what identifies the
     prompt in the cache; equal to `tokens` unless `content_key` made another. share_limit: leading
-    tokens that may be published (None = all).
+    tokens that may be published (None = all). session: when the request ends well, its pages stay
+    protected for at most `hold_s` seconds or until the session's next request takes them over.
     """
 
     id: RequestId
@@ -55,6 +56,8 @@ class Request:
     reuse_limit: int | None = None
     share_limit: int | None = None
     cache_key: bytes | None = None
+    session: str | None = None
+    hold_s: float = 0.0
 
     @property
     def prompt_len(self) -> int:

@@ -17,6 +17,7 @@ from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sched.flight import ExactFlights
 from hotprefix.kernel.sched.publish import publishable, rules_for
 from hotprefix.kernel.sched.queue import WaitingQueue
+from hotprefix.kernel.sched.sessions import SessionHolds
 from hotprefix.kernel.sequence import Phase, Sequence
 
 
@@ -36,6 +37,7 @@ class State:
         self.sequences: dict[RequestId, Sequence] = {}
         self.suspects: dict[RequestId, Sequence] = {}
         self.parked = 0
+        self.sessions = SessionHolds(self.l1.tree, config.session_pages)
         self.slots = list(range(config.max_running - 1, -1, -1))
         self.reserve = config.output_reserve
         exact = config.flight in (Flight.EXACT_FINISH, Flight.EXACT_PREFILL) and config.prefix_cache
@@ -90,12 +92,17 @@ class State:
         self.tables.open(seq, match)
         seq.adopted = seq.computed
         self.running.append(seq)
+        self._note_admission(seq, match)
+
+    def _note_admission(self, seq: Sequence, match: Match | None) -> None:
+        """Retention is of the enqueue-time hit's own interval; pages only planned now are not yet there."""
+        resident = (match.pages - match.planned) * self.config.page_size if match else 0
+        again = seq.retractions > 0
+        if not again:
+            self.counters.lost_waiting_tokens += max(0, seq.matched_at_enqueue - resident)
         if self.emit.on:
-            again = seq.retractions > 0
             waited = self.now - seq.arrival
-            self.emit(
-                ev.Admitted(self.now, seq.request.id, seq.computed, seq.matched_at_enqueue, waited, again)
-            )
+            self.emit(ev.Admitted(self.now, seq.request.id, resident, seq.matched_at_enqueue, waited, again))
 
     def retract(self, seq: Sequence, reason: str) -> None:
         """Back to the queue; complete computed pages stay in the cache as long as they last."""
@@ -135,6 +142,8 @@ class State:
     ) -> Progress:
         """The one exit of every request: all it holds is returned and it is forgotten."""
         if seq.phase is Phase.RUNNING:
+            if finish in (Finish.STOP, Finish.LENGTH):
+                self._hold_session(seq)
             self._leave_pages(seq, publish=finish is not Finish.ERROR)
         elif seq.phase is Phase.WAITING:
             self.queue.remove(seq)
@@ -151,6 +160,17 @@ class State:
         self.suspects.pop(seq.request.id, None)
         self._count_end(seq, finish)
         return Progress(seq.request.id, token, finish, seq.cached, seq.computed_total, error)
+
+    def _hold_session(self, seq: Sequence) -> None:
+        """Where the request asks for it, its session keeps a pin of its own on everything published."""
+        request = seq.request
+        if request.session is None or request.hold_s <= 0 or not self.config.prefix_cache:
+            return
+        self.publish(seq, publishable(self.rules, seq, ended=True))
+        handle = self.l1.tree.pin_again(seq.pin)
+        key = (request.namespace, request.session)
+        if not self.sessions.take(key, handle, seq.shared, self.now + request.hold_s):
+            self.l1.tree.unpin(handle)
 
     def _count_end(self, seq: Sequence, finish: Finish) -> None:
         if finish is Finish.ABORT:

@@ -7,11 +7,12 @@ by page, not only by counters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.evict import KEYS
+from hotprefix.kernel.cache.node import Node
 from hotprefix.kernel.cache.pages import PagePool, PageState
 from hotprefix.kernel.cache.tree import PrefixTree
 from hotprefix.kernel.config import Eviction
@@ -29,7 +30,8 @@ class Occupancy:
 
 
 class L1:
-    """`total` pages of `page_size` tokens."""
+    """`total` pages of `page_size` tokens. wanted: asked at each allocation that must evict, which leading
+    pages of which nodes to take last."""
 
     def __init__(
         self, total: int, page_size: int, eviction: Eviction, on_evict: Callable[[list[int]], None]
@@ -38,6 +40,7 @@ class L1:
         self.pool = PagePool(total)
         self.tree = PrefixTree(page_size, KEYS[eviction])
         self._on_evict = on_evict
+        self.wanted: Callable[[], Mapping[Node, int]] = dict
 
     @property
     def available(self) -> int:
@@ -51,7 +54,7 @@ class L1:
         if missing > self.tree.evictable_pages:
             return None
         if missing > 0:
-            self._free(self.tree.evict(missing))
+            self._free(self.tree.evict(missing, self.wanted()))
         return self.pool.allocate(n)
 
     def flush(self) -> int:

@@ -1,15 +1,16 @@
 """The prefix tree over L1's pages. Owns: the radix trees (one per namespace), their pins, recency
 and eviction.
 
-Rules (kernel.md): `lookup` is pure. `touch` moves recency only, of what matched only; `use` counts a use as well. `pin`/`unpin`
-move pages between evictable and protected. `insert` publishes. `evict` frees whole pages from the
-tail of unpinned leaves, exactly as many as asked, a parent never before its child. No clock: recency
-is a counter. A lookup that ends inside a node stays pure; `touch`, `pin` and `insert` split it there.
+Rules (kernel.md): `lookup` is pure. `touch` moves recency only, of what matched only; `use` counts a
+use as well. `pin`/`unpin` move pages between evictable and protected. `insert` publishes. `evict` frees
+whole pages from the tail of unpinned leaves, exactly as many as asked, a parent never before its child.
+No clock: recency is a counter. A lookup that ends inside a node stays pure; `touch`, `use`, `pin` and
+`insert` split it there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hotprefix.errors import ProtocolError
@@ -17,6 +18,8 @@ from hotprefix.kernel.cache.evict import EvictionHeap, LeafView, SortKey
 from hotprefix.kernel.cache.node import Match, Node, walk
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
+
+_NOTHING: Mapping[Node, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,9 @@ class PrefixTree:
     def use(self, match: Match, priority: int = 0) -> None:
         """A request takes the matched pages: they become most recent, and the use is counted."""
         if match.pages:
-            self._used(self._end_of(match), priority)
+            node = self._end_of(match)
+        node.hits += 1
+        self._used(node, priority)
 
     # -- pins -------------------------------------------------------------------------------------
 
@@ -103,9 +108,16 @@ class PrefixTree:
         self._protect(root)
         return root
 
+    def pin_again(self, handle: Node) -> Node:
+        """A second pin on a prefix that is pinned already."""
+        self._protect(handle)
+        return handle
+
     def repin(self, handle: Node, match: Match) -> Node:
-        """Move a pin deeper, without a moment in which the old prefix is unprotected."""
+        """Move a pin deeper, without a moment in which the old prefix is unprotected. The use that was
+        counted above moves along: one holder counts once for each page, in however many pieces it came."""
         node = self.pin(match)
+        handle.hits -= 1
         self.unpin(handle)
         return node
 
@@ -134,14 +146,19 @@ class PrefixTree:
 
         Moves the caller's pin to the end of the range. Pages whose tokens are indexed already are not
         added; the tree's own are returned for them. planned: the step in flight computes them;
-        `settle` makes them real or `discard_planned` takes them back.
+        `settle` makes them real or `discard_planned` takes them back. Real pages never replace, nor hang
+        below, planned ones: where these are in the way, nothing is published (no pages returned).
         """
         found = walk(handle, 0, key, 0, len(key), self.page_bytes)
+        if found.planned and not planned:
+            return Inserted(handle, [], 0)
         kept: list[int] = []
         node = handle
         if found.pages:
             node = self._end_of(found)
             kept = self._between(handle, node)
+            node.hits += 1
+            handle.hits -= 1
         fresh = pages[len(kept) :]
         if fresh:
             node = self._add_child(node, key[len(kept) * self.page_bytes :], fresh, planned)
@@ -175,16 +192,31 @@ class PrefixTree:
 
     # -- eviction ---------------------------------------------------------------------------------
 
-    def evict(self, count: int) -> list[int]:
-        """Free up to `count` evictable pages, tails of the least wanted leaves first."""
+    def evict(self, count: int, last: Mapping[Node, int] = _NOTHING) -> list[int]:
+        """Free up to `count` evictable pages, tails of the least wanted leaves first.
+
+        last: leading pages of a node that are taken only when nothing else is left (the prefixes of
+        waiting requests, refresh `queue_informed`); never a pin.
+        """
         freed: list[int] = []
+        spared: list[Node] = []
         while len(freed) < count:
             leaf = self._heap.pop()
             if leaf is None:
-                break
-            take = min(count - len(freed), len(leaf.pages))
+                if not spared:
+                    break
+                for node in spared:
+                    self._heap.push(node)
+                spared, last = [], _NOTHING
+                continue
+            take = min(count - len(freed), len(leaf.pages) - last.get(leaf, 0))
+            if take <= 0:
+                spared.append(leaf)
+                continue
             freed.extend(reversed(leaf.pages[len(leaf.pages) - take :]))
             self._shrink(leaf, take)
+        for node in spared:
+            self._heap.push(node)
         if len(self._heap) > 2 * self.nodes + 64:
             self._heap.prune()
         return freed
@@ -239,7 +271,6 @@ class PrefixTree:
     def _used(self, node: Node, priority: int) -> None:
         self._tick += 1
         node.last_access = self._tick
-        node.hits += 1
         node.priority = min(node.priority, priority)
 
     def _protect(self, handle: Node) -> None:
@@ -255,12 +286,12 @@ class PrefixTree:
         """A request that extends its own prefix page by page should leave one run, not a chain.
 
         Only where nobody could tell: the parent is real, has this child alone, is pinned through it
-        alone and was used only by its own publication.
+        alone and was used by nobody but its publisher.
         """
         parent = node.parent
         if (
             parent is None or parent.parent is None or node.planned or parent.planned
-            or len(parent.children) != 1 or parent.pins != 1 or parent.hits > 1 or node.hits > 1
+            or len(parent.children) != 1 or parent.pins != 1 or parent.hits or node.hits
             or node.pins != 1 or parent.priority != node.priority
         ):  # fmt: skip
             return node

@@ -15,6 +15,7 @@ from hotprefix.kernel.plan import Admission as AdmissionRecord
 from hotprefix.kernel.plan import Chunk, Stall, StepPlan
 from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sched.admit import Admission, Verdict
+from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.state import State
 from hotprefix.kernel.tokens import TOKEN_BYTES
@@ -28,6 +29,7 @@ class Planner:
     def __init__(self, state: State) -> None:
         self._s = state
         self._admission = Admission(state)
+        self._refresh = QueueRefresh(state)
         self._step = 0
         self._budget = 0
         self._chunks: list[Chunk] = []
@@ -39,6 +41,8 @@ class Planner:
         self._step += 1
         self._chunks, self._admitted, self._retracted = [], [], []
         s.reserve = max(s.config.output_reserve, s.reserve * RESERVE_DECAY)
+        s.sessions.expire(s.now)
+        self._refresh.run()
         if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
             self._plan_batch()
         stall = None if self._chunks else self._stall()
@@ -60,11 +64,13 @@ class Planner:
             self._admit()
             if self._chunks:
                 return
-            # Prefills that hold pages and wait for each other: the cheapest gives way.
+            # Prefills that hold pages and wait for each other: the cheapest gives way. So do sessions'
+            # holds, where they are what the head lacks.
             victim = self._admission.victim(s.running)
-            if victim is None:
+            if victim is not None:
+                self._retract(victim, "no running request could go on")
+            elif not (len(s.queue) and s.sessions.drop_oldest()):
                 return
-            self._retract(victim, "no running request could go on")
 
     def _plan_alone(self, seq: Sequence) -> bool:
         """Plan nothing but a suspect; False where it cannot run yet."""

@@ -1,0 +1,68 @@
+"""What waiting requests will need soon. Owns: the refresh arms `off`, `window`, `queue_informed`.
+
+Rules (terms.md, *waiting-prefix refresh*; seed: hot prefixes, section 2): recency only. A pass pins
+nothing, loads nothing, looks nothing up outside and changes no request's stored match beyond the memo
+that any lookup keeps. `window` touches the prefixes of the first W waiting requests in reverse, so
+that the head's ends most recent; it applies where recency decides eviction and the order is blind to
+the cache. `queue_informed` touches nothing: an allocation that must evict takes those prefixes last.
+Both run also while the running batch is full, which is when they matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from hotprefix.kernel.cache.node import Node
+from hotprefix.kernel.config import Eviction, Refresh, Role
+from hotprefix.kernel.sched.order import CACHE_AWARE
+from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state import State
+
+RECENCY_BASED = frozenset({Eviction.LRU, Eviction.SLRU})
+
+
+class QueueRefresh:
+    """One kernel's refresh."""
+
+    def __init__(self, state: State) -> None:
+        config = state.config
+        usable = config.prefix_cache and config.refresh_window > 0 and config.role is not Role.DECODE
+        self._s = state
+        self._window = (
+            usable
+            and config.refresh is Refresh.WINDOW
+            and config.eviction in RECENCY_BASED
+            and config.order not in CACHE_AWARE
+        )
+        self._passes = 0
+        if usable and config.refresh is Refresh.QUEUE_INFORMED:
+            state.l1.wanted = self._wanted
+
+    def run(self) -> None:
+        """Once per planning pass, before the queue is ordered."""
+        if not self._window:
+            return
+        self._passes += 1
+        if self._passes % self._s.config.refresh_every:
+            return
+        tables, tree, count = self._s.tables, self._s.l1.tree, self._s.counters
+        count.refresh_passes += 1
+        for seq in reversed(self._first_waiting()):
+            match = tables.lookup(seq)
+            if match is not None and match.pages:
+                tree.touch(match)
+                count.refresh_touches += 1
+
+    def _first_waiting(self) -> list[Sequence]:
+        return list(islice(self._s.queue, self._s.config.refresh_window))
+
+    def _wanted(self) -> Mapping[Node, int]:
+        """Leading pages of each node that the first W waiting requests match. Ancestors need no entry:
+        they cannot go before their children."""
+        wanted: dict[Node, int] = {}
+        for seq in self._first_waiting():
+            match = self._s.tables.lookup(seq)
+            if match is not None and match.inside:
+                wanted[match.node] = max(wanted.get(match.node, 0), match.inside)
+        return wanted

@@ -1,0 +1,64 @@
+"""Pages a session keeps between its requests. Owns: the holds, their bound and their time limit.
+
+Rules (issue 3, *Admission*): a hold is a pin on an ended request's prefix, at most `limit` pages in all
+(a shared prefix counts for each hold), at most until its time is up, one per session. Holds give way
+where nothing else can run: they are a preference, never a reason for a stall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotprefix.kernel.cache.node import Node
+from hotprefix.kernel.cache.tree import PrefixTree
+from hotprefix.kernel.request import Namespace
+
+Key = tuple[Namespace, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    handle: Node
+    pages: int
+    expires: float
+
+
+class SessionHolds:
+    """Holds by session, oldest first."""
+
+    def __init__(self, tree: PrefixTree, limit: int) -> None:
+        self._tree = tree
+        self._limit = limit
+        self._holds: dict[Key, Hold] = {}
+        self.pages = 0
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def take(self, key: Key, handle: Node, pages: int, expires: float) -> bool:
+        """Turn a request's pin into the session's hold; False where the bound forbids it (the caller
+        keeps the pin)."""
+        self.drop(key)
+        if not pages or self.pages + pages > self._limit:
+            return False
+        self._holds[key] = Hold(handle, pages, expires)
+        self.pages += pages
+        return True
+
+    def drop(self, key: Key) -> None:
+        """Return a session's hold, if it has one."""
+        hold = self._holds.pop(key, None)
+        if hold is not None:
+            self.pages -= hold.pages
+            self._tree.unpin(hold.handle)
+
+    def expire(self, now: float) -> None:
+        for key in [k for k, hold in self._holds.items() if hold.expires <= now]:
+            self.drop(key)
+
+    def drop_oldest(self) -> bool:
+        """Give way; False where nothing is held."""
+        if not self._holds:
+            return False
+        self.drop(next(iter(self._holds)))
+        return True
