@@ -152,6 +152,19 @@ async def test_an_answer_ends_the_row_of_deaths() -> None:
         assert engine.restarts == 3
 
 
+async def test_one_failing_request_harms_nobody_and_a_broken_process_is_replaced() -> None:
+    async with running() as engine:
+        pid = engine.pid
+        other = await engine.submit([ask("other", max_tokens=300)])
+        for number in range(3):
+            assert (await collect(engine, ask(f"f{number}", loops.FAIL)))[-1].finish is Finish.ERROR
+        assert [delta async for delta in other][-1].finish is Finish.LENGTH
+        assert (engine.pid, engine.restarts) == (pid, 0)
+        assert (await collect(engine, ask("b", loops.BREAK)))[-1].finish is Finish.ERROR
+        await until(lambda: engine.restarts == 1 and engine.health().ok)
+        assert (await collect(engine, ask("after")))[-1].finish is Finish.LENGTH
+
+
 async def test_a_hung_process_shows_in_health_and_is_back_when_it_goes_on() -> None:
     async with running(idle_hang_s=2.0, busy_hang_s=0.3) as engine:
         stream = await engine.submit([ask("stuck", loops.STOP_PROCESS)])

@@ -16,7 +16,7 @@ from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushRepor
 from hotprefix.errors import ModelLoadError, QueueFull
 from hotprefix.kernel.plan import Finish
 
-RUN, DIE, RAISE, STOP_PROCESS, FULL, BUG = range(6)
+RUN, DIE, RAISE, STOP_PROCESS, FULL, BUG, FAIL, BREAK = range(8)
 FOREVER = 10**9
 
 
@@ -29,6 +29,7 @@ class ScriptedLoop:
         self._made: dict[str, int] = {}
         self._aborted: list[str] = []
         self._steps = 0
+        self._broken = False
 
     @property
     def has_work(self) -> bool:
@@ -54,6 +55,10 @@ class ScriptedLoop:
         self._aborted = []
         for request_id, message in list(self._live.items()):
             _obey(message.prompt[0])
+            self._broken |= message.prompt[0] == BREAK
+            if self._broken or message.prompt[0] == FAIL:
+                deltas.append(self._end(request_id, Finish.ERROR))
+                continue
             self._made[request_id] += 1
             done = self._made[request_id] >= (message.params.max_tokens or FOREVER)
             deltas.append(self._end(request_id, Finish.LENGTH) if done else self._delta(request_id, None))

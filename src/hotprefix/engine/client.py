@@ -3,7 +3,8 @@
 Rules: every stream ends with exactly one terminal delta, also when the child dies (`Finish.ERROR`), and
 its id is forgotten there. Nothing here blocks the event loop: one thread writes to the pipe, one reads
 it. A dead child is replaced at once, then with growing pauses, at most `restarts` times in a row; a
-request that was answered ends the row. Requests never move to the new child: what was lost is told.
+request that was answered ends the row. A child in which even a harmless request fails is killed.
+Requests never move to the new child: what was lost is told.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 from hotprefix.engine import wire
 from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate, Usage
+from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.process import Build, EngineProcess
 from hotprefix.errors import EngineDead, HotprefixError
 from hotprefix.kernel.plan import Finish
@@ -120,6 +122,7 @@ class AsyncEngine:
         self._numbers = itertools.count()
         self._loaded: asyncio.Future[None] | None = None
         self._restart: asyncio.Task[None] | None = None
+        self._probe: asyncio.Task[None] | None = None
         self._deaths = self._restarts = 0
         self._heard_at = 0.0
         self._busy = False
@@ -272,7 +275,25 @@ class AsyncEngine:
             del self._streams[delta.id]
             if delta.finish in (Finish.STOP, Finish.LENGTH):
                 self._deaths = 0
+            elif delta.finish is Finish.ERROR and self._child is not None and self._probe is None:
+                self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
         stream.put(delta)
+
+    async def _check(self, child: EngineProcess) -> None:
+        """After a request failed: does a harmless one work? If not, the child is beyond help (a device
+        error that stays, for example) and is replaced."""
+        request = Generate(
+            f"probe-{next(self._numbers)}", (0,), SamplingParams(max_tokens=1, ignore_eos=True)
+        )
+        try:
+            finish = [delta.finish async for delta in self.generate(request)][-1]
+        except HotprefixError:
+            return
+        finally:
+            self._probe = None
+        if finish is Finish.ERROR and child is self._child:
+            log.error("the engine process fails every request: replacing it")
+            child.kill()
 
     def _answer(self, reply: wire.Reply) -> None:
         future, ids = self._calls.pop(reply.call)
