@@ -58,6 +58,54 @@ class Refresh(StrEnum):
     QUEUE_INFORMED = "queue_informed"
 
 
+class Write(StrEnum):
+    """When pages get a copy in L2: as soon as they are published, when somebody reuses them, or when L1
+    evicts them."""
+
+    THROUGH = "through"
+    SELECTIVE = "selective"
+    BACK = "back"
+
+
+class Prefetch(StrEnum):
+    """How long a request waits for its pages from L3: not at all, to the end, or up to a time."""
+
+    BEST_EFFORT = "best_effort"
+    WAIT_COMPLETE = "wait_complete"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """The tiers below L1. pages: of L2. storage: whether there is an L3. prefetch_timeout_s counts from
+    enqueue. min_restore_pages/min_fetch_pages: below that pages are computed. compute_s_per_token,
+    restore_s_per_page, fetch_s_per_page: what predictions start from, None = not known. Raises
+    ConfigError."""
+
+    pages: int
+    storage: bool = False
+    write: Write = Write.THROUGH
+    prefetch: Prefetch = Prefetch.TIMEOUT
+    prefetch_timeout_s: float = 1.0
+    min_restore_pages: int = 2
+    min_fetch_pages: int = 4
+    fetch_window: int = 32
+    compute_s_per_token: float | None = None
+    restore_s_per_page: float | None = None
+    fetch_s_per_page: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("pages", "min_restore_pages", "min_fetch_pages", "fetch_window"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"tiers.{name}={value!r}: give a whole number >= 1", param=name)
+        if self.prefetch_timeout_s < 0:
+            raise ConfigError(
+                f"tiers.prefetch_timeout_s={self.prefetch_timeout_s}: give seconds >= 0",
+                param="prefetch_timeout_s",
+            )
+
+
 class Role(StrEnum):
     """What this instance does; a decode-only one admits nothing that needs a prefix of its own."""
 
@@ -86,7 +134,7 @@ class KernelConfig:
     output_reserve: share of a running request's remaining outputs that admission keeps free
     (over-commit); goes to 1 at a retraction and decays back. refresh_window: waiting requests that
     refresh looks at; refresh_every: passes between refreshes. session_pages: pages that ended requests
-    of sessions may keep protected, 0 = none.
+    of sessions may keep protected, 0 = none. tiers: None = L1 only.
     """
 
     total_pages: int
@@ -110,6 +158,7 @@ class KernelConfig:
     refresh_every: int = 1
     role: Role = Role.BOTH
     session_pages: int = 0
+    tiers: TierConfig | None = None
 
     def __post_init__(self) -> None:
         for name, low in (

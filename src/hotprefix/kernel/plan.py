@@ -71,14 +71,50 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy one page's KV of every layer between L1 and L2 (which way: by the field it stands in)."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorePage:
+    """Write one L2 page to L3 under its key, in the background. Its bytes are to be read out before the
+    plan's copies run: the page may be given to another prefix by then (handed case 107)."""
+
+    key: bytes
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read pages from L3 in the background; answer with `Kernel.transfer_done`."""
+
+    id: int
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass. Empty `chunks` means there is nothing to execute (do not commit it)."""
+    """One step. In this order: start `fetches`, give up `cancels`, read out `stores` (from L2), copy `saves`
+    (L1 to L2), copy `restores` (L2 to L1), run `chunks` as one forward pass. An `empty` plan has nothing to
+    execute and is not committed; its fetches and cancels are to be carried out all the same."""
 
     step: int
     chunks: tuple[Chunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
     retracted: tuple[RequestId, ...] = ()
     stall: Stall | None = None
+    fetches: tuple[Fetch, ...] = ()
+    cancels: tuple[int, ...] = ()
+    stores: tuple[StorePage, ...] = ()
+    saves: tuple[Copy, ...] = ()
+    restores: tuple[Copy, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.chunks or self.stores or self.saves or self.restores)
 
     @property
     def batched_tokens(self) -> int:
@@ -88,19 +124,22 @@ class StepPlan:
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What came of a plan. ok: the forward pass ran. sampled: one token for each chunk with
-    `samples`. stopped: requests whose sampled token ended them (end of sequence, stop string)."""
+    `samples`. stopped: requests whose sampled token ended them (end of sequence, stop string).
+    restore_s: seconds the plan's restores took, 0 where there were none or nobody measured."""
 
     ok: bool = True
     sampled: Mapping[RequestId, int] = field(default_factory=dict)
     stopped: frozenset[RequestId] = frozenset()
     error: str | None = None
+    restore_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What one request gained from a commit (or an abort). token: the sampled token, None where the
     step only prefilled or the request ended without one. cached: prompt tokens first reused
-    (effective reuse, counted once). computed: positions computed for it so far, re-computation
+    (effective reuse, counted once), of which host and storage came from L2 and L3 (the rest from L1).
+    computed: positions computed for it so far, re-computation
     included. finish: set exactly once per request."""
 
     request: RequestId
@@ -109,3 +148,5 @@ class Progress:
     cached: int
     computed: int
     error: str | None = None
+    host: int = 0
+    storage: int = 0

@@ -26,13 +26,16 @@ class Phase(Enum):
 class Sequence:
     """See the module's rules. `target` is the number of known tokens at admission: what lies below it
     is prefill. adopted: tokens taken from the cache since the last commit. cached: effective reuse, counted
-    only until the first run is retracted. highest: most positions ever computed. Times are the driver's
+    only until the first run is retracted; host and
+    storage are the parts of it that came from L2 and L3. fetch: the L3 fetch it waits for; from_storage: the
+    pages [first, last) that one brought to L2. highest: most positions ever computed. Times are the driver's
     clock, seconds."""
 
     __slots__ = (
-        "aborted", "adopted", "arrival", "cached", "computed", "computed_total", "dirty_from", "executed",
-        "failures", "handle", "highest", "key", "known", "matched_at_enqueue", "memo", "outputs",
-        "overtaken", "phase", "request", "retractions", "reuse_counts", "serial", "shared", "slot",
+        "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
+        "computed_total", "dirty_from", "executed", "failures", "fetch", "fetch_decided", "from_storage",
+        "handle", "highest", "host", "key", "known", "matched_at_enqueue", "memo", "outputs", "overtaken",
+        "phase", "request", "retractions", "reuse_counts", "serial", "shared", "slot", "storage",
         "suspect_until", "table", "target", "target_key",
     )  # fmt: skip
 
@@ -65,6 +68,13 @@ class Sequence:
         self.highest = 0
         self.reuse_counts = True
         self.matched_at_enqueue = 0
+        self.fetch: int | None = None
+        self.fetch_decided = False
+        self.from_storage = (0, 0)
+        self.adopted_host = 0
+        self.adopted_storage = 0
+        self.host = 0
+        self.storage = 0
 
     @property
     def pin(self) -> Node:
@@ -130,5 +140,5 @@ class Sequence:
         self.slot = -1
         self.dirty_from = 0
         self.memo = None
-        self.adopted = 0
+        self.adopted = self.adopted_host = self.adopted_storage = 0
         self.reuse_counts = not self.executed
