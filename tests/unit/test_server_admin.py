@@ -98,6 +98,9 @@ async def test_case_174_every_number_of_the_engine_is_in_metrics() -> None:
     for name in ("hotprefix_queue_seconds", "vllm:request_queue_time_seconds"):
         assert (got[f"{name}_count"], got[f"{name}_sum"]) == (2, 1.0)
     assert got["hotprefix_inter_token_seconds_count"] == 2
+    assert got["hotprefix_decode_seconds_sum"] == 2.0
+    assert got["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(2 * 1.0 / 2)
+    assert (got["vllm:request_prompt_tokens_sum"], got["vllm:request_generation_tokens_sum"]) == (18, 6)
 
 
 def test_case_159_and_161_time_to_first_token_is_not_a_gap_and_chunks_are_not_tokens() -> None:

@@ -14,10 +14,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from hotprefix.engine.messages import Delta, EngineStats
+from hotprefix.engine.messages import Delta, EngineStats, Timing
 from hotprefix.kernel.plan import Finish
 
 LATENCY_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
+TOKENS = tuple(2**power for power in range(18))
 GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 
 
@@ -38,6 +39,12 @@ class Metrics:
                                  "Request taken to its end.")  # fmt: skip
         self._gap = self._both("inter_token_seconds", "inter_token_latency_seconds", GAP_S,
                                "Between two deliveries of one generation, per token.")  # fmt: skip
+        self._decode = self._both("decode_seconds", "request_decode_time_seconds", LATENCY_S,
+                                  "First to last output token.")  # fmt: skip
+        self._rate = self._both("time_per_output_token_seconds", "request_time_per_output_token_seconds",
+                                GAP_S, "Decode time over output tokens after the first.")  # fmt: skip
+        self._prompts = self._both("prompt_tokens", "request_prompt_tokens", TOKENS, "Prompt tokens.")
+        self._outputs = self._both("output_tokens", "request_generation_tokens", TOKENS, "Output tokens.")
         self._finished = Counter("hotprefix_generations_finished", "Generations by how they ended.",
                                  ["reason"], registry=self._registry)  # fmt: skip
         self._success = Counter("vllm:request_success", "Generations that ended well.",
@@ -74,10 +81,22 @@ class Metrics:
         if delta.finish in (Finish.STOP, Finish.LENGTH):
             self._success.labels(self.engine.model, "0", delta.finish.value).inc()
             self.observe(self._total, seconds)
-        if delta.timing is not None and delta.timing.queue is not None:
-            self.observe(self._queue, delta.timing.queue)
-        if delta.timing is not None and delta.timing.prefill is not None:
-            self.observe(self._prefill, delta.timing.prefill)
+            self.observe(self._prompts, delta.usage.prompt_tokens)
+            self.observe(self._outputs, delta.usage.completion_tokens)
+        if delta.timing is not None:
+            self._timed(delta.timing, delta.usage.completion_tokens)
+
+    def _timed(self, timing: Timing, outputs: int) -> None:
+        """Intervals by the engine's clock; one that never happened is not observed."""
+        for pair, seconds in (
+            (self._queue, timing.queue),
+            (self._prefill, timing.prefill),
+            (self._decode, timing.decode),
+        ):
+            if seconds is not None:
+                self.observe(pair, seconds)
+        if timing.decode is not None and outputs > 1:
+            self.observe(self._rate, timing.decode / (outputs - 1))
 
     def first_token(self, seconds: float) -> None:
         self.observe(self._ttft, seconds)
@@ -184,6 +203,7 @@ def _aliases(stats: EngineStats, model: str) -> Iterator[Metric]:
     yield gauge("kv_cache_usage_perc", used / stats.total_pages, "Share of KV pages in use, 0 to 1.")
     yield counter("prefix_cache_queries", stats.queried_tokens, "Prompt tokens looked up, once per request.")
     yield counter("prefix_cache_hits", hits, "Prompt tokens found and used.")
+    yield counter("prompt_tokens_cached", hits, "Prompt tokens found and used.")
     yield counter("prompt_tokens", stats.queried_tokens, "Prompt tokens of started requests.")
     yield counter("generation_tokens", stats.generated_tokens, "Output tokens.")
     yield counter("num_preemptions", stats.retractions, "Preemptions.")
