@@ -23,7 +23,8 @@ class Server:
     """A running server process. log: what it said on stderr so far."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+        path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.log: list[str] = []
         self.url = self.until_says(URL).group(1)

@@ -127,7 +127,8 @@ async def test_case_84_and_144_a_wrong_prompt_is_a_400_that_names_the_place(prom
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"5", b"null", b"\xff", b'{"prompt":"\\ud800"}', b'{"prompt":"a","temperature":NaN}',
-     b'{"prompt":"a","metadata":{"a":NaN}}', b'{"prompt":"a","temperature":Infinity}', b'{"prompt":"a","temperature":1e999}', b"[" * 100_000],
+     b'{"prompt":"a","metadata":{"a":NaN}}', b'{"prompt":"a","temperature":Infinity}',
+     b'{"prompt":"a","temperature":1e999}', b"[" * 100_000],
 )  # fmt: skip
 async def test_what_is_not_json_is_a_400(body: bytes) -> None:
     async with client(FakeEngine()) as http:
