@@ -52,7 +52,7 @@ def test_burst(arm: Arm, budget: int) -> None:
         assert got == {"x2": (528,), "x4": (528,) * 3, "x8": (528,) * 7}
         assert set(factors(workload, arm, budget).values()) == {1.0}
     elif arm.publication is Publication.STEP:
-        assert got["x8"] == ((512,) * 7 if budget == CHUNKED else (0, 0, 0, 0, 528, 528, 528))
+        assert got["x8"] == ((512,) * 7 if budget == CHUNKED else (0, 0, 0, 528, 528, 528, 528))
     else:
         assert got == {"x2": (0,), "x4": (0,) * 3, "x8": (0,) * 7}
         assert factors(workload, arm, budget)["x8"] == 8 * 532 / (532 + 7 * 4)
