@@ -29,10 +29,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What sampling gave one request in one step."""
+    """What sampling gave one request in one step. ended: the request's grammar is complete with this
+    token, nothing may follow it."""
 
     token: int
     logprob: TokenLogprob | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,158 @@
+"""Grammars the output must follow. Owns: compiling a `StructuredOutput` and the mask of allowed tokens.
+
+Rules: llguidance does the parsing; a grammar is compiled once and copied for each request that wants
+it (n > 1, repeated schemas). Everything wrong with a schema is an InputError when it is compiled; a
+grammar that exceeds its limits later raises for that request alone. No torch here: the checker's
+process (checker.py) imports this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from hotprefix.engine.params import StructuredOutput
+from hotprefix.errors import HotprefixError, InputError
+
+MAX_SPEC_CHARS = 200_000
+_PARAM = "response_format"
+_KEPT_GRAMMARS = 64
+# Between two JSON tokens; bounded, because a small model may put out blanks for ever.
+_JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{0,20}"}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a grammar needs of a tokenizer. tokens: each id's bytes; size: width of the logits, >= their
+    number; encode: plain text to ids."""
+
+    tokens: Sequence[bytes]
+    size: int
+    special_ids: Sequence[int]
+    eos_ids: Sequence[int]
+    encode: Callable[[str], list[int]]
+
+
+class Constraint:
+    """One request's place in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, size: int) -> None:
+        self._matcher = matcher
+        self._size = size
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Which ids may come next, bool [V]. Raises HotprefixError where the grammar exceeded a limit."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if self._matcher.is_error():
+            raise HotprefixError(f"the grammar failed: {_first_line(self._matcher.get_error())}")
+        return np.unpackbits(bits, bitorder="little", count=self._size).astype(np.bool_)
+
+    def advance(self, token: int) -> bool:
+        """Take an allowed token. True where nothing but an end may follow."""
+        return bool(self._matcher.consume_token(token) and self._matcher.is_stopped())
+
+
+class Compiler:
+    """Compiles grammars for one vocabulary; used by one thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
+
+    def compile(self, structured: StructuredOutput) -> Constraint:
+        """A fresh constraint at the grammar's start. Raises InputError."""
+        matcher = self._compiled.get(structured)
+        if matcher is None:
+            matcher = self._compiled[structured] = self._build(structured)
+            if len(self._compiled) > _KEPT_GRAMMARS:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(structured)
+        return Constraint(matcher.deep_copy(), self._vocabulary.size)
+
+    def _build(self, structured: StructuredOutput) -> LLMatcher:
+        grammar = grammar_text(structured)
+        if self._tokenizer is None:
+            self._tokenizer = _ll_tokenizer(self._vocabulary)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
+        probe = matcher.deep_copy()
+        probe.compute_bitmask()  # some faults show in the first mask only
+        if probe.is_error():
+            raise _refusal(structured, probe.get_error())
+        return matcher
+
+
+def grammar_text(structured: StructuredOutput) -> str:
+    """The grammar in llguidance's own form, not yet checked. Raises InputError."""
+    spec = structured.spec
+    if len(spec) > MAX_SPEC_CHARS:
+        raise InputError(
+            f"{structured.kind} of {len(spec)} characters: give at most {MAX_SPEC_CHARS}", param=_PARAM
+        )
+    match structured.kind:
+        case "json_object":
+            return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
+        case "json_schema":
+            _json(structured)
+            return str(LLMatcher.grammar_from_json_schema(spec, overrides=_JSON_OPTIONS))
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(spec))
+        case "grammar" | "lark":
+            return str(LLMatcher.grammar_from_lark(spec))
+        case "choice":
+            return str(LLMatcher.grammar_from_lark(_choices(structured)))
+    raise InputError(
+        f"structured output of kind {structured.kind!r}: give json_schema, json_object, regex, grammar, "
+        "lark or choice",
+        param=_PARAM,
+    )
+
+
+def _choices(structured: StructuredOutput) -> str:
+    options = _json(structured)
+    if not isinstance(options, list) or not options or not all(isinstance(o, str) and o for o in options):
+        raise InputError("choice: give a JSON list of non-empty strings", param=_PARAM)
+    return "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+
+
+def _json(structured: StructuredOutput) -> Any:
+    try:
+        return json.loads(structured.spec)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{structured.kind} is not valid JSON: {error}", param=_PARAM) from None
+
+
+def _refusal(structured: StructuredOutput, problem: str) -> InputError:
+    return InputError(f"{structured.kind} cannot be used: {_first_line(problem)}", param=_PARAM)
+
+
+def _first_line(problem: str) -> str:
+    return next((line for line in problem.splitlines() if line.strip()), "unknown problem")[:300]
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+
+
+def _ll_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    class Source:
+        """The attributes llguidance's wrapper asks for."""
+
+        eos_token_id = vocabulary.eos_ids[0]
+        bos_token_id = None
+        tokens = vocabulary.tokens
+        special_token_ids = vocabulary.special_ids
+
+        def __call__(self, text: str) -> list[int]:
+            return vocabulary.encode(text)
+
+    return LLTokenizer(
+        TokenizerWrapper(Source()), n_vocab=vocabulary.size, eos_token=list(vocabulary.eos_ids)
+    )
