@@ -43,8 +43,6 @@ STATS = EngineStats(
 class BytesText:
     """Token = byte; 256 opens a turn. Special tokens are never read from text."""
 
-    vocab_size = VOCAB
-
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
 
@@ -60,12 +58,13 @@ class BytesText:
         *,
         tools: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
-        continue_final_message: bool,
         variables: Mapping[str, Any],
     ) -> list[int]:
         ids: list[int] = []
         for message in messages:
-            ids += [TURN, *message["role"].encode(), *b":", *message["content"].encode()]
+            content = message.get("content", "")
+            text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            ids += [TURN, *message["role"].encode(), *b":", *text.encode()]
         return [*ids, TURN] if add_generation_prompt else ids
 
 

@@ -95,8 +95,8 @@ def _path(location: tuple[Any, ...], value: Any) -> str:
             value = value[part]
         elif not isinstance(value, dict) or depth < len(location) - 1:
             continue
-        path.append(str(part))
-    return ".".join(path)
+        path.append(f"[{part}]" if isinstance(part, int) else f".{part}")
+    return "".join(path).removeprefix(".")
 
 
 def _short(value: Any) -> str:

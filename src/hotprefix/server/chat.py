@@ -26,17 +26,15 @@ def rendered(body: Conversation, text: Text) -> list[int]:
     return text.render(
         [template_message(message) for message in body.messages],
         tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
-        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-        continue_final_message=body.continue_final_message,
+        add_generation_prompt=body.add_generation_prompt,
         variables=variables,
     )
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """The message as chat templates expect it: content is one text, arguments stay as written."""
+    """The message without what is null; `developer` is `system`."""
     shown = message.model_dump(exclude_none=True)
     shown["role"] = "system" if message.role == "developer" else message.role
-    shown["content"] = message.text
     return shown
 
 
@@ -61,10 +59,6 @@ def check(body: Chat) -> None:
             raise InputError("top_logprobs needs logprobs true", param="top_logprobs")
     if body.stream and body.prompt_logprobs is not None:
         raise InputError("prompt_logprobs is not available in a stream", param="prompt_logprobs")
-    if body.continue_final_message and body.messages[-1].role != "assistant":
-        raise InputError(
-            "continue_final_message needs a last message by the assistant", param="continue_final_message"
-        )
 
 
 class ChatChoice:

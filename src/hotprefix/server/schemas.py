@@ -42,6 +42,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "functions": ([],),
     "function_call": ("none",),
+    "continue_final_message": (False,),
     "truncate_prompt_tokens": (),
 }
 
@@ -191,7 +192,8 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """One message of a conversation. Fields of answers that clients send back are accepted."""
+    """One message of a conversation. Fields of answers that clients send back are accepted. What a
+    message must have is checked where it is rendered (`engine.text.messages`)."""
 
     harmless = frozenset({"refusal", "annotations", "audio", "function_call"})
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -200,19 +202,6 @@ class Message(Body):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-
-    @model_validator(mode="after")
-    def _whole(self) -> Message:
-        if self.content is None and not self.tool_calls and self.role != "assistant":
-            raise ValueError("content is missing")
-        return self
-
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
 
 
 class NamedFunction(Body):
@@ -230,7 +219,6 @@ class Conversation(Model):
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[Tool] = []
     add_generation_prompt: bool = True
-    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None
 

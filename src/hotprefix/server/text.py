@@ -12,9 +12,6 @@ from typing import Any, Protocol
 class Text(Protocol):
     """Text to token ids and back."""
 
-    @property
-    def vocab_size(self) -> int: ...
-
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a raw text; special tokens written in it are recognised."""
         ...
@@ -31,7 +28,6 @@ class Text(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
-        continue_final_message: bool,
         variables: Mapping[str, Any],
     ) -> list[int]:
         """Token ids of a conversation. Control tokens come from the template alone, never from what a

@@ -1,0 +1,57 @@
+"""The model's own tokenizer and template behind the server's `Text`. Owns: `ModelText`.
+
+Rules: only the tokenizer's files are read; neither torch nor weights are loaded in the server's process.
+A model without a chat template still serves completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from hotprefix.engine.model.files import resolve_model
+from hotprefix.engine.text.template import ChatTemplate
+from hotprefix.engine.text.tokenizer import Tokenizer
+from hotprefix.errors import InputError, ModelLoadError
+
+
+class ModelText:
+    """See `server.text.Text`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._template: ChatTemplate | None = None
+        self._no_template = ""
+        try:
+            self._template = ChatTemplate(tokenizer)
+        except ModelLoadError as error:
+            self._no_template = str(error)
+
+    @classmethod
+    def load(cls, model: str) -> Self:
+        """By the model's name, path or hub id. Raises ModelLoadError."""
+        return cls(Tokenizer.load(resolve_model(model).path))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self._tokenizer.encode(text, special="template", bos=add_special_tokens)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._tokenizer.token_bytes[token] if token < self._tokenizer.size else b""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> list[int]:
+        if self._template is None:
+            raise InputError(self._no_template, param="messages")
+        prompt = self._template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, kwargs=variables
+        )
+        return list(prompt.ids)
