@@ -1,0 +1,53 @@
+"""Why an external store did not give a page. Owns: `Reason` and the stores' branch of the error tree.
+
+Rules: every failure has exactly one reason of the fixed list below; counters, events and metrics use
+these words. `PageError` means the store answered, but not with a usable page; `LinkError` means the
+store itself is in trouble, and feeds the circuit breaker. None of them ever ends a request: a page that
+does not come is recomputed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from hotprefix.errors import HotprefixError
+
+
+class Reason(StrEnum):
+    """Why pages stopped coming, or why a page was not stored."""
+
+    # the store answered: the page is not usable
+    MISSING = "missing"
+    TRUNCATED = "truncated"
+    CORRUPTED = "corrupted"
+    FOREIGN_VERSION = "foreign_version"
+    WRONG_KEY = "wrong_key"
+    WRONG_LENGTH = "wrong_length"
+    # the store is in trouble
+    TIMEOUT = "timeout"
+    DOWN = "down"
+    FULL = "full"
+    DENIED = "denied"
+    FAILED = "failed"
+    # this side did not ask, or did not want the answer any more
+    BUSY = "busy"
+    CIRCUIT_OPEN = "circuit_open"
+    STOPPED = "stopped"
+    CANCELLED = "cancelled"
+    CLOSED = "closed"
+
+
+class StoreError(HotprefixError):
+    """A store operation failed; `reason` is for machines, the message for people."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class PageError(StoreError):
+    """The store answered, but what it gave is not the page that was asked for."""
+
+
+class LinkError(StoreError):
+    """The store could not do what was asked: absent, slow, full, forbidden or faulty."""

@@ -1,0 +1,138 @@
+"""Pages in an S3-compatible object store. Owns: `S3Store`.
+
+Rules: one try per call, bounded by the client's time limit: the worker's breaker decides about more.
+Credentials come from the usual AWS variables or the machine's role, never from the URL. What makes room
+is the bucket's life-cycle rule; recency is not ours to set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import SplitResult
+
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import S3Store as Bucket
+
+from hotprefix.engine.stores.errors import LinkError, Reason
+from hotprefix.engine.stores.url import Options
+from hotprefix.errors import ConfigError
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
+
+T = TypeVar("T")
+
+
+class S3Store:
+    """See the module's rules and `Store`."""
+
+    def __init__(self, shown: str, bucket: Bucket, limit_s: float) -> None:
+        self._shown = shown
+        self._bucket = bucket
+        self._limit_s = limit_s
+        self._closed = threading.Event()
+
+    @classmethod
+    def from_url(cls, url: SplitResult) -> S3Store:
+        """s3://bucket[/prefix][?endpoint=URL&region=NAME&path_style=1&timeout=SECONDS]"""
+        options = Options(url, {"endpoint", "region", "path_style", "timeout"})
+        if not url.hostname or url.netloc != url.hostname:
+            raise ConfigError(
+                f"{options.shown!r} is malformed: write s3://bucket/prefix; credentials come from "
+                f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, bucket names are lower-case",
+                param="l3",
+            )
+        endpoint = options.optional("endpoint")
+        limit_s = options.seconds("timeout", 1.0)
+        limit = f"{max(1, int(limit_s * 1000))}ms"
+        config: S3Config = {
+            "region": options.get("region", "us-east-1"),
+            "virtual_hosted_style_request": not options.flag("path_style", default=endpoint is not None),
+        }
+        if endpoint is not None:
+            config["endpoint"] = endpoint
+        bucket = Bucket(
+            url.hostname,
+            prefix=f"{url.path.strip('/')}/v1".lstrip("/"),
+            config=config,
+            client_options={"timeout": limit, "connect_timeout": limit, "allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+        return cls(options.shown, bucket, limit_s)
+
+    def describe(self) -> str:
+        return self._shown
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """All keys at once; the pages in front of the first failure."""
+
+        async def one(key: bytes) -> bytes | None:
+            try:
+                reply = await obstore.get_async(self._bucket, key.hex())
+                return bytes(await reply.bytes_async())
+            except FileNotFoundError:
+                return None
+
+        async def every() -> list[bytes | BaseException | None]:
+            return await asyncio.gather(*map(one, keys), return_exceptions=True)
+
+        started = time.monotonic()
+        pages: list[bytes | None] = []
+        for page in self._call(lambda: asyncio.run(every())):
+            if isinstance(page, BaseException):
+                if not pages:
+                    raise self._link_error(page, started) from page
+                break
+            pages.append(page)
+        return pages
+
+    def put(self, key: bytes, framed: bytes) -> None:
+        self._call(lambda: obstore.put(self._bucket, key.hex(), framed, use_multipart=False))
+
+    def present(self, keys: Sequence[bytes]) -> int:
+        def there(key: bytes) -> bool:
+            try:
+                obstore.head(self._bucket, key.hex())
+            except FileNotFoundError:
+                return False
+            return True
+
+        return self._call(lambda: sum(1 for _ in takewhile(there, keys)))
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Nothing: an object's age is the bucket's business."""
+
+    def remove(self, key: bytes) -> None:
+        self._call(lambda: obstore.delete(self._bucket, key.hex()))
+
+    def close(self) -> None:
+        """Calls in progress end by their time limit: the client has no way to cut them off."""
+        self._closed.set()
+
+    def _call(self, action: Callable[[], T]) -> T:
+        if self._closed.is_set():
+            raise LinkError(Reason.CLOSED, f"{self._shown} was closed")
+        started = time.monotonic()
+        try:
+            return action()
+        except Exception as error:
+            raise self._link_error(error, started) from error
+
+    def _link_error(self, error: BaseException, started: float) -> LinkError:
+        """The client has one error for all that goes wrong on the way; the time tells which it was."""
+        if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
+            reason = Reason.DENIED
+        elif not isinstance(error, (BaseError, OSError)):
+            reason = Reason.FAILED
+        elif time.monotonic() - started >= self._limit_s:
+            reason = Reason.TIMEOUT
+        else:
+            reason = Reason.DOWN
+        line = str(error).partition("\n")[0]
+        return LinkError(reason, f"{self._shown}: {type(error).__name__}: {line}")

@@ -1,0 +1,168 @@
+"""The threads between the engine and an external store. Owns: `StoreWorker`.
+
+Rules: no method but `drain` and `close` ever waits for the store. Whatever a store does (fail, hang,
+answer late, answer rubbish), every fetch ends by its time limit with the verified pages that came, every
+put is done or counted under its reason, and `close` returns. Results live in private immutable bytes, so
+a late one cannot overwrite anything. Reads and writes have threads and a circuit breaker of their own:
+a store that is full still gives pages. Time limits are enforced in `poll`, by the caller's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from hotprefix.engine.stores.base import Store
+from hotprefix.engine.stores.config import WorkerConfig
+from hotprefix.engine.stores.counters import COMPLETE, StoreStats
+from hotprefix.engine.stores.errors import Reason
+from hotprefix.engine.stores.fetches import Fetched, FetchId
+from hotprefix.engine.stores.reader import Reader
+from hotprefix.engine.stores.writer import Writer
+
+log = logging.getLogger(__name__)
+
+
+class StoreWorker:
+    """See the module's rules. on_ready: called without arguments, from any thread, when `poll` has
+    something to give; it must be quick. clock: seconds, monotonic. Takes over the store: closes it."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: WorkerConfig,
+        *,
+        on_ready: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._config = store, config
+        self._on_ready, self._clock = on_ready, clock
+        self._lock = threading.Lock()
+        self._writer = Writer(store, config, self._lock, clock)
+        self._reader = Reader(store, config, self._lock, clock, on_ready, self._spoiled)
+        self._endings: Counter[str] = Counter()
+        jobs = [self._reader.run] * config.readers + [self._writer.run] * config.writers
+        self._threads = [
+            threading.Thread(target=job, name=f"hotprefix-store-{number}", daemon=True)
+            for number, job in enumerate(jobs)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # -- fetches ----------------------------------------------------------------------------------
+
+    def submit_fetch(self, fetch_id: FetchId, keys: Sequence[bytes], timeout_s: float | None = None) -> None:
+        """Ask for the longest leading run of `keys` the store has, in chain order. `poll` tells the
+        outcome once, also when nothing could be asked. timeout_s: this fetch's own time limit. Raises
+        ProtocolError where the id is in use."""
+        with self._lock:
+            now = self._clock()
+            self._reader.find_overdue(now)
+            limit = self._config.timeout_s if timeout_s is None else timeout_s
+            self._reader.book.add(fetch_id, keys, now, limit, self._reader.refusal(now))
+            self._reader.work.notify_all()
+            ended = self._reader.book.has_ended
+        if ended:
+            self._on_ready()
+
+    def stop(self, fetch_id: FetchId) -> None:
+        """End a fetch now with what has come so far (reason stopped). Unknown ids are ignored."""
+        with self._lock:
+            self._reader.book.stop(fetch_id, self._clock())
+
+    def cancel(self, fetch_id: FetchId) -> None:
+        """Forget a fetch: `poll` will never tell about it. Unknown ids are ignored."""
+        with self._lock:
+            if self._reader.book.cancel(fetch_id):
+                self._endings[Reason.CANCELLED] += 1
+
+    def poll(self) -> list[Fetched]:
+        """The fetches that ended since the last call, those out of time included."""
+        with self._lock:
+            now = self._clock()
+            self._reader.find_overdue(now)
+            self._reader.book.expire(now)
+            taken = self._reader.book.take()
+            for fetched, keys in taken:
+                self._endings[fetched.reason or COMPLETE] += 1
+                self._touch(keys)
+        return [fetched for fetched, _ in taken]
+
+    def next_deadline(self) -> float | None:
+        """The clock's time by which `poll` must be called again, None = no fetch is active."""
+        with self._lock:
+            return self._reader.book.next_deadline()
+
+    # -- puts -------------------------------------------------------------------------------------
+
+    def submit_put(self, key: bytes, payload: bytes) -> bool:
+        """Store a page in the background. False = dropped, counted under its reason; a page that is
+        on its way already counts as taken. Raises ValueError for a payload of another size."""
+        if len(payload) != self._config.page_bytes:
+            raise ValueError(f"a page has {self._config.page_bytes} bytes, got {len(payload)}")
+        owned = bytes(payload)
+        with self._lock:
+            return self._writer.offer(key, owned)
+
+    def submit_touch(self, keys: Sequence[bytes]) -> None:
+        """Mark a chain as just used, its head most of all. Call it when a request's last page has been
+        put; fetched runs are touched without asking."""
+        with self._lock:
+            self._touch(tuple(keys))
+
+    def _touch(self, keys: tuple[bytes, ...]) -> None:
+        if keys:
+            self._writer.later(partial(self._store.touch, keys))
+
+    def _spoiled(self, key: bytes) -> None:
+        self._writer.later(partial(self._store.remove, key))
+
+    # -- the whole --------------------------------------------------------------------------------
+
+    def stats(self) -> StoreStats:
+        """Counters and gauges of this moment."""
+        with self._lock:
+            read, write = self._reader, self._writer
+            return StoreStats(
+                store=self._store.describe(),
+                read=read.counters.snapshot(read.breaker.state, read.breaker.opened),
+                write=write.counters.snapshot(write.breaker.state, write.breaker.opened),
+                endings=dict(self._endings),
+                shared_pages=read.book.shared,
+                late_pages=read.book.late,
+                known_pages=write.known,
+                active_fetches=read.book.active,
+                reserved_bytes=read.book.reserved * self._config.page_bytes,
+                queued_puts=len(write.puts),
+                queued_put_bytes=write.puts.size,
+                threads=sum(thread.is_alive() for thread in self._threads),
+            )
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until every queued put and touch is done; False = not within the time."""
+        with self._lock:
+            return self._writer.drain(timeout_s)
+
+    def close(self, timeout_s: float = 2.0) -> int:
+        """Drop what is queued, end the threads, close the store. Calls in progress get half the time
+        to end by themselves and are then cut off by closing the store. Returns how many threads a
+        hung store still holds (0: all ended); these are daemons and do nothing when they return."""
+        with self._lock:
+            self._reader.close(self._clock())
+            self._writer.close()
+        half = time.monotonic() + timeout_s / 2
+        self._join(half)
+        try:
+            self._store.close()
+        except Exception as error:
+            log.warning("closing %s: %s", self._store.describe(), error)
+        self._join(half + timeout_s / 2)
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def _join(self, until: float) -> None:
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
