@@ -86,11 +86,6 @@ def test_sequential_workloads_do_not_depend_on_the_pair(arm: Arm, budget: int) -
     assert churn == {"cycle 1": (), "cycle 2": (0,) * 8}
 
 
-SUB_PAGE_REST = pytest.mark.xfail(
-    reason="a follower spends a budget rest below a page on a page its leader computes in the next step"
-)
-
-
 def staggered(gap: int) -> Workload:
     """One request decodes all along, so that budgets leave odd rests; then a long prompt and seven that
     share 1000 - 90 n tokens of it, each `gap` outputs later than the one before."""
@@ -107,7 +102,7 @@ def staggered(gap: int) -> Workload:
 
 
 @pytest.mark.parametrize("gap", [0, 1, 3])
-@pytest.mark.parametrize("budget", [pytest.param(b, marks=SUB_PAGE_REST) for b in (100, 250, 256)] + [2048])
+@pytest.mark.parametrize("budget", [100, 250, 256, 2048])
 @pytest.mark.parametrize("same_step_reads", [True, False])
 @pytest.mark.parametrize("arm", [a for a in PAIRS if a.flight is Flight.COALESCED], ids=lambda a: a.name)
 def test_coalesced_computes_each_page_once_for_any_arrival(

@@ -134,8 +134,8 @@ def test_a_failed_request_ends_the_bench() -> None:
         run(burst(MATERIAL, (2,), 4, prompt=64), ScriptedLoop(fail="burst/x2/1"))
 
 
-def test_an_idle_engine_ends_the_bench() -> None:
-    with pytest.raises(BenchError, match="idle with 1 of 2"):
+def test_an_engine_that_does_nothing_ends_the_bench() -> None:
+    with pytest.raises(BenchError, match="nothing with 1 of 2"):
         run(burst(MATERIAL, (2,), 4, prompt=64), ScriptedLoop(lose="burst/x2/1"))
 
 

@@ -45,6 +45,7 @@ class CountingExecutor:
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
+        self.steps = 0
         self.computed: Counter[RequestId] = Counter()
 
     @property
@@ -55,6 +56,7 @@ class CountingExecutor:
         self._inner.start(request, prompt, params)
 
     def execute(self, plan: StepPlan) -> StepResult:
+        self.steps += 1
         result = self._inner.execute(plan)
         for chunk in plan.chunks:
             if chunk.prefill:
@@ -96,10 +98,13 @@ def _run_wave(loop: Loop, executor: CountingExecutor, wave: Wave) -> list[Record
 
     submit_due(barrier)
     while len(done) < len(wave):
-        if not loop.has_work:
-            raise BenchError(f"engine is idle with {len(wave) - len(done)} of {len(wave)} requests open")
-        deltas = loop.step()
+        before = executor.steps
+        deltas = loop.step() if loop.has_work else ()
         now = time.perf_counter()
+        if not deltas and executor.steps == before:
+            raise BenchError(
+                f"the engine does nothing with {len(wave) - len(done)} of {len(wave)} requests open"
+            )
         for delta in deltas:
             request = opened[delta.id]
             if delta.tokens and request.first is None:
