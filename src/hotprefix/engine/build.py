@@ -1,0 +1,114 @@
+"""From settings to a running loop. Owns: `build_engine`, the one place where the engine's parts meet.
+
+Rules: reads no environment; says what it is doing (`progress` gets lines for people); refuses sizes
+that do not fit with their numbers. Everything it returns is driven by one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from hotprefix.engine.config import EngineConfig
+from hotprefix.engine.kvpool import KVPool
+from hotprefix.engine.loop import EngineLoop
+from hotprefix.engine.messages import EngineInfo
+from hotprefix.engine.model.files import resolve_model
+from hotprefix.engine.model.forward import Decoder
+from hotprefix.engine.model.loader import load_model
+from hotprefix.engine.sampling.sampler import Sampler
+from hotprefix.engine.sampling.structured import Compiler, Vocabulary
+from hotprefix.engine.text.output import OutputText
+from hotprefix.engine.text.tokenizer import Tokenizer
+from hotprefix.engine.torch_executor import TorchExecutor
+from hotprefix.errors import ConfigError
+from hotprefix.kernel.events import Sink
+
+Progress = Callable[[str], None]
+
+
+def build_engine(
+    config: EngineConfig, progress: Progress = lambda line: None, sink: Sink | None = None
+) -> EngineLoop:
+    """Load the model and make a loop. Raises ModelLoadError (its files) or ConfigError (settings)."""
+    started = time.monotonic()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    files = resolve_model(config.model)
+    progress(f"loading {files.name}")
+    loaded = load_model(
+        files, config.dtype, config.device, progress=lambda stage, share: progress(f"{stage} {share:.0%}")
+    )
+    decoder = loaded.decoder
+    tokenizer = Tokenizer.load(files.path)
+    info = _info(config, files.name, decoder)
+    pool = KVPool.allocate(
+        decoder.config, config.kv_tokens // config.page_size, config.page_size, decoder.dtype, decoder.device
+    )
+    sampler = Sampler(
+        decoder.config.vocab_size,
+        decoder.device,
+        eos_ids=tokenizer.eos_ids,
+        compiler=Compiler(_vocabulary(tokenizer, decoder.config.vocab_size)),
+    )
+    progress(f"ready in {time.monotonic() - started:.1f} s: {_summary(info, pool)}")
+    return EngineLoop(
+        config.kernel(),
+        TorchExecutor(decoder, pool, sampler),
+        info,
+        fingerprint=loaded.fingerprint,
+        eos_ids=tokenizer.eos_ids,
+        make_text=lambda params: OutputText(tokenizer, params),
+        sink=sink,
+    )
+
+
+def _info(config: EngineConfig, name: str, decoder: Decoder) -> EngineInfo:
+    tokens = config.kv_tokens // config.page_size * config.page_size
+    most = min(decoder.config.max_positions, tokens)
+    wanted = config.max_model_len
+    if wanted is not None and wanted > most:
+        raise ConfigError(
+            f"max_model_len={wanted}: the model has {decoder.config.max_positions} positions and the KV pool "
+            f"{tokens} tokens; give at most {most}, or raise --kv-tokens",
+            param="max_model_len",
+        )
+    return EngineInfo(
+        model=name,
+        max_model_len=wanted or most,
+        vocab_size=decoder.config.vocab_size,
+        page_size=config.page_size,
+        kv_tokens=tokens,
+        details={
+            "dtype": str(decoder.dtype).removeprefix("torch."),
+            "device": str(decoder.device),
+            "threads": torch.get_num_threads(),
+            "publication": config.publication.value,
+            "flight": config.flight.value,
+            "order": config.order.value,
+            "eviction": config.eviction.value,
+            "prefix_cache": config.prefix_cache,
+            "max_batched_tokens": config.max_batched_tokens,
+            "max_running": config.max_running,
+            "max_waiting": config.max_waiting,
+        },
+    )
+
+
+def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    return Vocabulary(
+        tokens=tokenizer.token_bytes,
+        size=size,
+        special_ids=sorted(tokenizer.special_ids),
+        eos_ids=sorted(tokenizer.eos_ids),
+        encode=tokenizer.encode,
+    )
+
+
+def _summary(info: EngineInfo, pool: KVPool) -> str:
+    return (
+        f"{info.model}, {info.details['dtype']} on {info.details['device']}, context {info.max_model_len}, "
+        f"KV pool {info.kv_tokens} tokens ({pool.bytes() / 2**20:.0f} MiB)"
+    )
