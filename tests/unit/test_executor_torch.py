@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import GreedySampler, Sequencer, executor_for, load_like, reference_model, run, step
+from tiny_models import (
+    GreedySampler,
+    Sequencer,
+    executor_for,
+    load_like,
+    make_ops,
+    reference_model,
+    run,
+    step,
+)
 
 from hotprefix.engine import torch_executor
 from hotprefix.engine.kvpool import KVPool, page_bytes
@@ -28,9 +37,11 @@ def model() -> Any:
     return reference_model("Llama")
 
 
-@pytest.fixture(scope="module")
-def loaded(model: Any, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_like(model, tmp_path_factory.mktemp("llama"), TorchOps())
+@pytest.fixture(scope="module", params=["torch", "native"])
+def loaded(
+    request: pytest.FixtureRequest, model: Any, tmp_path_factory: pytest.TempPathFactory
+) -> LoadedModel:
+    return load_like(model, tmp_path_factory.mktemp("llama"), make_ops(request.param))
 
 
 def prompt(seed: int, size: int) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from hotprefix.engine.executor import Sampled, StepResult
@@ -14,6 +15,9 @@ from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.model.files import ModelFiles
 from hotprefix.engine.model.loader import LoadedModel, load_model
 from hotprefix.engine.model.ops import Ops
+from hotprefix.engine.model.torch_ops import TorchOps
+from hotprefix.engine.native import build
+from hotprefix.engine.native.ops import NativeOps
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.torch_executor import TorchExecutor
 from hotprefix.kernel import tokens as tk
@@ -55,6 +59,16 @@ def save(model: Any, folder: Path, **options: Any) -> ModelFiles:
 
 def load_like(model: Any, folder: Path, ops: Ops | None = None, dtype: str = "float32") -> LoadedModel:
     return load_model(save(model, folder), dtype, "cpu", ops, cache_dir=folder / "cache")
+
+
+def make_ops(kind: str) -> Ops:
+    """kind "torch" or "native"; skips the test where native kernels do not build."""
+    if kind == "torch":
+        return TorchOps()
+    library = build.load()
+    if library is None:
+        pytest.skip("native kernels do not build here")
+    return NativeOps(library)
 
 
 class GreedySampler:

@@ -23,6 +23,8 @@ from hotprefix.engine.model.forward import Decoder
 from hotprefix.engine.model.ops import Ops
 from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, directory_files
 from hotprefix.engine.model.torch_ops import TorchOps
+from hotprefix.engine.native import build
+from hotprefix.engine.native.ops import NativeOps
 from hotprefix.errors import ConfigError, ModelLoadError
 
 log = logging.getLogger(__name__)
@@ -96,8 +98,9 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_ops(device: torch.device) -> Ops:
-    """Native kernels where they build, torch elsewhere."""
-    return TorchOps()
+    """Native kernels on a CPU where they build, torch elsewhere."""
+    library = build.load() if device.type == "cpu" else None
+    return TorchOps() if library is None else NativeOps(library)
 
 
 def _load_directory(path: Path, cache_dir: Path) -> Loaded:
