@@ -83,11 +83,14 @@ class Scale:
     long: int = 128
     short: int = 16
     churn_prompts: int = 8
+    churn_prompt: int = 975
     churn_pages: int = CHURN_PAGES
 
 
 FULL = Scale()
-QUICK = Scale(levels=(8,), fan_levels=(4,), long=16, short=4, churn_prompts=3, churn_pages=128)
+QUICK = Scale(
+    levels=(8,), fan_levels=(2,), long=16, short=4, churn_prompts=3, churn_prompt=400, churn_pages=56
+)
 
 
 def overlap(material: Material, outputs: int) -> Workload:
@@ -210,6 +213,8 @@ def build(names: Iterable[Name], material: Material, scale: Scale = FULL) -> tup
         Name.BURST: lambda: burst(material, scale.levels, scale.long),
         Name.FOLLOW: lambda: follow(material, scale.levels, scale.long),
         Name.LATE_PAIR: lambda: late_pair(material, scale.long),
-        Name.CHURN: lambda: churn(material, scale.churn_prompts, scale.short, scale.churn_pages),
+        Name.CHURN: lambda: churn(
+            material, scale.churn_prompts, scale.short, scale.churn_pages, prompt=scale.churn_prompt
+        ),
     }
     return tuple(makers[name]() for name in names)
