@@ -123,12 +123,18 @@ def test_a_change_within_the_spread_makes_no_claim() -> None:
 def test_wording_of_figures() -> None:
     assert [seconds(s) for s in (0.0004, 0.412, 0.9996, 12.3456)] == ["0 ms", "412 ms", "1.00 s", "12.35 s"]
     assert spread(Figure(runs=(1.0,), mean=1.0, sd=None, change=None)) == "1.00 s"
+    assert spread(Figure(runs=(1.0, 2.0), mean=1.5, sd=0.707, change=None)) == "1.50 ± 0.71 s"
+    assert spread(Figure(runs=(0.1, 0.2), mean=0.15, sd=0.0707, change=None)) == "150 ± 71 ms"
     assert [whole(v) for v in (None, 528.0, 1234.5)] == ["–", "528", "1,234.5"]
     assert factor(None) == "–"
 
 
-def test_terminal_table_has_every_arm() -> None:
-    text = StringIO()
-    result = summary().workloads[2]
-    print_workload(Console(file=text, width=160), result)
-    assert all(arm.arm in text.getvalue() for arm in result.groups[0].arms)
+def test_terminal_tables_fit_80_columns_and_hold_every_arm() -> None:
+    for result in summary().workloads:
+        text = StringIO()
+        print_workload(Console(file=text, width=80), result)
+        lines = text.getvalue().splitlines()
+        assert "…" not in text.getvalue()
+        for arm in result.groups[0].arms:
+            rows = [line for line in lines if line.strip().startswith(arm.arm)]
+            assert len(rows) == 2 * len(result.groups)

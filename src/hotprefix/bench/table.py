@@ -1,52 +1,64 @@
-"""The bench in a terminal. Owns: one table per workload; same wording as the report."""
+"""The bench in a terminal. Owns: two tables per workload, counts and times; same wording as the report.
+
+Rules: 80 columns are enough; a group's name stands on a line of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hotprefix.bench.summary import ArmResult, GroupResult, WorkloadResult
-from hotprefix.report.text import Cell, change, factor, spread, whole
+from hotprefix.bench.summary import ArmResult, WorkloadResult
+from hotprefix.report.text import Cell, change, factor, seconds, spread, whole
 
 _STYLES = {"good": "green", "bad": "red", "": ""}
+_COUNT_HEADS = ("per follower", "restored", "computed", "required", "factor")
+_TIME_HEADS = ("mean TTFT", "change", "max TTFT", "slowest", "change")
 
 
 def print_workload(console: Console, result: WorkloadResult) -> None:
-    """Counts first (restored: per follower), then times; a rule between groups."""
-    table = Table(
-        title=result.title,
-        caption="restored: prompt tokens per follower; dup.: duplication factor",
-        caption_justify="left",
-        title_justify="left",
-        title_style="bold",
-        padding=(0, 1),
-    )
-    table.add_column("group")
-    table.add_column("arm", no_wrap=True)
-    for head in (
-        "restored", "computed", "dup.", "mean TTFT", "change", "max TTFT", "slowest",
-        "change",
-    ):  # fmt: skip
+    """Token counts (duplication factor last), then times."""
+    console.print(Text(f"\n{result.title}", style="bold"))
+    console.print(f"{result.about} Baseline: {result.baseline}.", highlight=False)
+    console.print(_table("tokens", _COUNT_HEADS, result, _counts))
+    console.print(_table("times", _TIME_HEADS, result, _times))
+
+
+def _table(
+    title: str,
+    heads: Sequence[str],
+    result: WorkloadResult,
+    cells: Callable[[ArmResult, ArmResult], tuple[Cell, ...]],
+) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(title, no_wrap=True)
+    for head in heads:
         table.add_column(head, justify="right")
     for group in result.groups:
-        _add_group(table, group, result.baseline)
-    console.print(table)
+        base = next(a for a in group.arms if a.arm == result.baseline)
+        table.add_row(Text(group.group, style="bold"))
+        for arm in group.arms:
+            row = [Text(c.text, style=_STYLES[c.tone]) for c in cells(arm, base)]
+            table.add_row(f" {arm.arm}", *row)
+    return table
 
 
-def _add_group(table: Table, group: GroupResult, baseline: str) -> None:
-    base = next(a for a in group.arms if a.arm == baseline)
-    for at, arm in enumerate(group.arms):
-        last = at == len(group.arms) - 1
-        table.add_row(group.group if at == 0 else "", *_cells(arm, base), end_section=last)
-
-
-def _cells(arm: ArmResult, base: ArmResult) -> list[Text]:
-    c, t, b = arm.counts, arm.timings, base.timings
-    cells = (
-        Cell(arm.arm), Cell(whole(c.restored_per_follower)), Cell(whole(c.computed_tokens[0])),
-        Cell(factor(c.duplication_factor)), Cell(spread(t.mean_ttft_s)), change(t.mean_ttft_s, b.mean_ttft_s),
-        Cell(spread(t.max_ttft_s)), Cell(spread(t.slowest_completion_s)),
-        change(t.slowest_completion_s, b.slowest_completion_s),
+def _counts(arm: ArmResult, _base: ArmResult) -> tuple[Cell, ...]:
+    c = arm.counts
+    texts = (
+        whole(c.restored_per_follower), whole(c.restored_tokens[0]), whole(c.computed_tokens[0]),
+        whole(c.required_tokens), factor(c.duplication_factor),
     )  # fmt: skip
-    return [Text(cell.text, style=_STYLES[cell.tone]) for cell in cells]
+    return tuple(Cell(t) for t in texts)
+
+
+def _times(arm: ArmResult, base: ArmResult) -> tuple[Cell, ...]:
+    t, b = arm.timings, base.timings
+    return (
+        Cell(spread(t.mean_ttft_s)), change(t.mean_ttft_s, b.mean_ttft_s), Cell(seconds(t.max_ttft_s.mean)),
+        Cell(spread(t.slowest_completion_s)), change(t.slowest_completion_s, b.slowest_completion_s),
+    )  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hotprefix.bench.summary import Figure
 
 DASH = "–"
+_MS_BELOW = 0.9995  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,16 @@ class Cell:
 
 def seconds(value: float) -> str:
     """412 ms below a second, 1.73 s from there."""
-    return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
+    return f"{value * 1000:.0f} ms" if value < _MS_BELOW else f"{value:.2f} s"
 
 
 def spread(figure: Figure) -> str:
-    """mean ± sd; the mean alone for a single run."""
-    return seconds(figure.mean) if figure.sd is None else f"{seconds(figure.mean)} ± {seconds(figure.sd)}"
+    """mean ± sd in one unit; the mean alone for a single run."""
+    if figure.sd is None:
+        return seconds(figure.mean)
+    number, _, unit = seconds(figure.mean).partition(" ")
+    sd = f"{figure.sd * 1000:.0f}" if unit == "ms" else f"{figure.sd:.2f}"
+    return f"{number} ± {sd} {unit}"
 
 
 def change(figure: Figure, base: Figure) -> Cell:
