@@ -10,7 +10,7 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.l1 import L1
 from hotprefix.kernel.cache.node import Match
 from hotprefix.kernel.cache.tables import Tables
-from hotprefix.kernel.config import Capabilities, Flight, KernelConfig
+from hotprefix.kernel.config import Capabilities, Flight, KernelConfig, Order
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress
 from hotprefix.kernel.request import RequestId
@@ -22,7 +22,8 @@ from hotprefix.kernel.sequence import Phase, Sequence
 
 
 class State:
-    """See the module's rules. `reserve` is the over-commit's current share of outputs kept free."""
+    """See the module's rules. reserve: the over-commit's current share of outputs kept free. preempts:
+    waiting requests may push less important running ones aside."""
 
     def __init__(self, config: KernelConfig, capabilities: Capabilities, emit: ev.Emitter) -> None:
         self.config = config
@@ -40,6 +41,7 @@ class State:
         self.sessions = SessionHolds(self.l1.tree, config.session_pages)
         self.slots = list(range(config.max_running - 1, -1, -1))
         self.reserve = config.output_reserve
+        self.preempts = config.preemption and config.order is Order.PRIORITY
         exact = config.flight in (Flight.EXACT_FINISH, Flight.EXACT_PREFILL) and config.prefix_cache
         self.flights = ExactFlights(config.max_elections) if exact else None
 
@@ -111,7 +113,6 @@ class State:
         seq.retractions += 1
         seq.restart()
         self.queue.add(seq)
-        self.reserve = 1.0
         self.counters.retractions += 1
         self._hand_over(seq)
         if self.emit.on:

@@ -38,8 +38,8 @@ def lfu(leaf: LeafView) -> SortKey:
 
 
 def slru(leaf: LeafView) -> SortKey:
-    """Segmented LRU: what was used once goes before what was used again."""
-    return (1 if leaf.hits > 1 else 0, leaf.last_access)
+    """Segmented LRU: what nobody used again goes before what somebody did."""
+    return (1 if leaf.hits > 0 else 0, leaf.last_access)
 
 
 def fifo(leaf: LeafView) -> SortKey:

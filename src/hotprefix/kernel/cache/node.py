@@ -22,7 +22,8 @@ class Node:
     pins: handles whose deepest node this is, plus children that are protected; > 0 means protected.
     planned: its pages are computed by the step in flight (`schedule`/`coalesced`), not yet real.
     last_access, hits, priority belong to uses that *ended* here; a parent inherits its children's when
-    they leave, so a touch is one write and yet no parent ever looks older than its children.
+    they leave, so a touch is one write and yet no parent ever looks older than its children. hits counts
+    uses by others: publishing is none, or a prompt prefilled in chunks would look hotter than another.
     serial: unique within the tree, for order policies.
     """
 

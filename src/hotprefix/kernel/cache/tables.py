@@ -79,13 +79,16 @@ class Tables:
         return -(-tokens // self._page)
 
     def publish(self, seq: Sequence, tokens: int) -> int:
-        """Index the complete pages below position `tokens`, all computed; returns the pages added."""
+        """Index the complete pages below position `tokens`, all computed; returns the pages added (none
+        where the step in flight computes the same ones)."""
         last = min(tokens, seq.publish_limit) // self._page
         if last <= seq.shared:
             return 0
         first = seq.shared
         own = seq.table[first:last]
         inserted = self._l1.tree.insert(seq.pin, self._key(seq, first, last), own, seq.request.priority)
+        if not inserted.pages:
+            return 0
         duplicates = own[: len(own) - inserted.added]
         self._l1.pool.index(own[len(duplicates) :])
         seq.handle = inserted.handle

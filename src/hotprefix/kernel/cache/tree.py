@@ -89,8 +89,8 @@ class PrefixTree:
         """A request takes the matched pages: they become most recent, and the use is counted."""
         if match.pages:
             node = self._end_of(match)
-        node.hits += 1
-        self._used(node, priority)
+            node.hits += 1
+            self._used(node, priority)
 
     # -- pins -------------------------------------------------------------------------------------
 
@@ -188,6 +188,7 @@ class PrefixTree:
             freed.extend(node.pages)
             self._shrink(node, len(node.pages))
         self._planned = []
+        self._prune_heap()
         return freed
 
     # -- eviction ---------------------------------------------------------------------------------
@@ -217,8 +218,7 @@ class PrefixTree:
             self._shrink(leaf, take)
         for node in spared:
             self._heap.push(node)
-        if len(self._heap) > 2 * self.nodes + 64:
-            self._heap.prune()
+        self._prune_heap()
         return freed
 
     # -- inside -----------------------------------------------------------------------------------
@@ -306,6 +306,10 @@ class PrefixTree:
         node.pages, node.pins, node.children = [], 0, {}
         self.nodes -= 1
         return parent
+
+    def _prune_heap(self) -> None:
+        if len(self._heap) > 2 * self.nodes + 64:
+            self._heap.prune()
 
     def _between(self, above: Node, node: Node) -> list[int]:
         """Pages from the end of `above` to the end of `node`."""

@@ -49,7 +49,7 @@ class Admission:
         if order not in CACHE_AWARE or not self._s.config.prefix_cache:
             return Candidate(seq.serial, request.priority, seq.overtaken, 0, seq.length)
         match = self._s.tables.lookup(seq)
-        matched = match.pages * self._s.config.page_size if match else 0
+        matched = self.cached_tokens(seq)
         path: list[int] = []
         node = match.node if match and order is Order.DFS else None
         while node is not None and node.parent is not None:
@@ -59,6 +59,11 @@ class Admission:
         return Candidate(
             seq.serial, request.priority, seq.overtaken, matched, seq.length - matched, tuple(path)
         )
+
+    def cached_tokens(self, seq: Sequence) -> int:
+        """Leading tokens that an admission now would take from the cache."""
+        match = self._s.tables.lookup(seq) if self._s.config.prefix_cache else None
+        return match.pages * self._s.config.page_size if match else 0
 
     # -- admission --------------------------------------------------------------------------------
 
@@ -85,16 +90,16 @@ class Admission:
 
     def fits(self, seq: Sequence, cached_pages: int) -> bool:
         """Pages for the whole target and the reserved outputs, beside what running ones are owed."""
-        return self.need(seq) - cached_pages + self._owed() <= self._s.l1.available
+        return self.need(seq) - cached_pages + self._owed(self._s.running) <= self._s.l1.available
 
     def need(self, seq: Sequence) -> int:
         """Pages the sequence will hold at the end of its reserved outputs."""
         share = 1.0 if seq.retractions else self._s.reserve
         return self._pages_with_outputs(seq, share)
 
-    def _owed(self) -> int:
+    def _owed(self, running: Iterable[Sequence]) -> int:
         share = self._s.reserve
-        return sum(max(0, self._pages_with_outputs(seq, share) - len(seq.table)) for seq in self._s.running)
+        return sum(max(0, self._pages_with_outputs(seq, share) - len(seq.table)) for seq in running)
 
     def _pages_with_outputs(self, seq: Sequence, share: float) -> int:
         # The last sampled token never gets KV, hence the - 1.
@@ -118,17 +123,30 @@ class Admission:
 
     def preempt_for(self, head: Sequence) -> list[Sequence]:
         """Retract less important running requests until the head fits (order `priority` with
-        preemption). Equal priorities never swap (handed case 76)."""
+        preemption); none where it would not fit even then. Equal priorities never swap (handed case 76).
+        """
         s = self._s
         retracted: list[Sequence] = []
-        while not (s.slots and self.fits(head, self._cached_pages(head))):
-            lower = [q for q in s.running if q.request.priority > head.request.priority]
-            if not lower:
-                break
+        lower = [q for q in s.running if q.request.priority > head.request.priority]
+        if not lower or not self._fits_without(head, lower):
+            return retracted
+        while lower and not (s.slots and self.fits(head, self._cached_pages(head))):
+            if s.slots and s.sessions.drop_oldest():
+                continue
             chosen = max(lower, key=lambda q: (q.request.priority, -q.computed, q.serial))
+            lower.remove(chosen)
             s.retract(chosen, "preempted by a more important request")
             retracted.append(chosen)
         return retracted
+
+    def _fits_without(self, head: Sequence, lower: list[Sequence]) -> bool:
+        """Whether the head would fit if the `lower` ones had left."""
+        s = self._s
+        stay = [q for q in s.running if q not in lower]
+        held = {page for q in stay for page in q.table}
+        match = s.tables.lookup(head) if s.config.prefix_cache else None
+        cached = sum(page in held for page in s.l1.tree.pages_of(match)) if match else 0
+        return self.need(head) - cached + self._owed(stay) <= s.config.total_pages - len(held)
 
     def _cached_pages(self, seq: Sequence) -> int:
         """Pages of the match that take nothing from what is available: those protected already."""

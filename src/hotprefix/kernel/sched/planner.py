@@ -1,10 +1,12 @@
 """Step planning. Owns: which positions of which requests one forward pass computes.
 
 Rules (kernel.md, *Step planning*): decodes first, then running prefills, then admissions, under one
-token budget. A chunk ends on an absolute page boundary unless it ends the prompt or the budget is
-below a page. With `coalesced` flights a prefilling request looks again before each chunk, so it takes
-over what others have published or plan in this very step. When decodes would not fit, the cheapest
-victims are retracted. After a failed step its requests run alone until past the point of failure.
+token budget. A chunk ends on an absolute page boundary unless it ends the prompt, or is the step's first
+prefill and the budget is below a page: a rest below a page goes to nobody else, who would compute part
+of a page that one ahead of it computes next. With `coalesced` flights a prefilling request looks again
+before each chunk, so it takes over what others have published or plan in this very step. When decodes
+would not fit, the cheapest victims are retracted. After a failed step its requests run alone until past
+the point of failure.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Planner:
         self._refresh = QueueRefresh(state)
         self._step = 0
         self._budget = 0
+        self._prefilled = False
         self._chunks: list[Chunk] = []
         self._admitted: list[AdmissionRecord] = []
         self._retracted: list[RequestId] = []
@@ -40,17 +43,22 @@ class Planner:
         s = self._s
         self._step += 1
         self._chunks, self._admitted, self._retracted = [], [], []
+        self._prefilled = False
         s.reserve = max(s.config.output_reserve, s.reserve * RESERVE_DECAY)
         s.sessions.expire(s.now)
         self._refresh.run()
-        if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
-            self._plan_batch()
+        while True:
+            if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
+                self._plan_batch()
+            # Sessions' holds give way where nothing else can run.
+            if self._chunks or not (s.sequences and s.sessions.drop_oldest()):
+                break
         stall = None if self._chunks else self._stall()
         return StepPlan(self._step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall)
 
     def _plan_batch(self) -> None:
         s = self._s
-        if s.config.preemption and s.config.order is Order.PRIORITY:
+        if s.preempts:
             self._preempt()
         while True:
             self._budget = s.config.max_batched_tokens
@@ -58,19 +66,18 @@ class Planner:
             for seq in s.running:
                 if seq.remaining == 1:
                     self._add_chunk(seq)
-            for seq in s.running:
-                if seq.remaining > 1:
-                    self._continue_prefill(seq)
+            for seq in self._prefills():
+                if s.preempts:
+                    self._admit(above=seq.request.priority)
+                self._continue_prefill(seq)
             self._admit()
             if self._chunks:
                 return
-            # Prefills that hold pages and wait for each other: the cheapest gives way. So do sessions'
-            # holds, where they are what the head lacks.
+            # Prefills that hold pages and wait for each other: the cheapest gives way.
             victim = self._admission.victim(s.running)
-            if victim is not None:
-                self._retract(victim, "no running request could go on")
-            elif not (len(s.queue) and s.sessions.drop_oldest()):
+            if victim is None or len(s.sessions):
                 return
+            self._retract(victim, "no running request could go on")
 
     def _plan_alone(self, seq: Sequence) -> bool:
         """Plan nothing but a suspect; False where it cannot run yet."""
@@ -91,10 +98,19 @@ class Planner:
             need = sum(1 for q in s.running if q.remaining == 1 and q.computed // page >= len(q.table))
             if need <= s.l1.available:
                 return
+            if s.sessions.drop_oldest():
+                continue
             victim = self._admission.victim(s.running)
             if victim is None:
                 return
             self._retract(victim, f"decodes need {need} pages, {s.l1.available} available")
+
+    def _prefills(self) -> list[Sequence]:
+        """Running prefills in the order to continue them."""
+        prefills = [seq for seq in self._s.running if seq.remaining > 1]
+        if self._s.config.order is Order.PRIORITY:
+            prefills.sort(key=lambda seq: seq.request.priority)
+        return prefills
 
     def _continue_prefill(self, seq: Sequence) -> None:
         if self._budget and not self._must_pause(seq):
@@ -118,7 +134,9 @@ class Planner:
         s = self._s
         page = s.config.page_size
         start, length = seq.computed, seq.length
-        stop = self._aligned(start, min(length, start + self._budget), length)
+        stop = self._stop(start, length)
+        if stop == start:
+            return False
         if not s.tables.grow(seq, stop):
             stop = min(stop, (len(seq.table) + s.l1.available) * page)
             if stop <= start or not s.tables.grow(seq, stop):
@@ -133,15 +151,20 @@ class Planner:
             )
         )  # fmt: skip
         self._budget -= stop - start
+        self._prefilled |= length - start > 1
         self._plan_ahead(seq, stop)
         return True
 
-    def _aligned(self, start: int, stop: int, length: int) -> int:
+    def _stop(self, start: int, length: int) -> int:
+        """Where a chunk from `start` ends under the budget; `start` itself where it has to wait."""
+        stop = min(length, start + self._budget)
         if stop == length:
             return stop
         page = self._s.config.page_size
         aligned = stop // page * page
-        return aligned if aligned > start else stop
+        if aligned > start:
+            return aligned
+        return start if self._prefilled else stop
 
     def _plan_ahead(self, seq: Sequence, stop: int) -> None:
         s = self._s
@@ -154,22 +177,32 @@ class Planner:
 
     # -- waiting requests -------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        """Try waiting requests in order, a bounded number past those that do not fit."""
+    def _admit(self, above: int | None = None) -> None:
+        """Try waiting requests in order, a bounded number past those that do not fit. above: only those
+        more important than this priority."""
         s = self._s
-        if not (self._budget and s.slots and len(s.queue)):
+        if not (self._budget and s.slots and len(s.queue)) or self._suspect_overtaken():
             return
         blocked = 0
         for seq in self._admission.ordered():
-            if not (self._budget and s.slots):
+            if not (self._budget and s.slots) or (above is not None and seq.request.priority >= above):
                 return
-            verdict = self._admission.attempt(seq)
+            verdict = self._admission.attempt(seq) if self._can_start(seq) else Verdict.BLOCKED
             if verdict is Verdict.ADMITTED:
                 self._start(seq)
             elif verdict is Verdict.BLOCKED:
                 blocked += 1
                 if blocked > s.config.lookahead or seq.overtaken >= s.config.max_overtakes:
                     return
+
+    def _suspect_overtaken(self) -> bool:
+        """A suspect that finds no room must not be overtaken for ever either."""
+        return any(q.overtaken >= self._s.config.max_overtakes for q in self._s.suspects.values())
+
+    def _can_start(self, seq: Sequence) -> bool:
+        """Whether the budget's rest is enough for a first chunk."""
+        start = self._admission.cached_tokens(seq)
+        return self._stop(start, seq.length) > start
 
     def _start(self, seq: Sequence) -> None:
         s = self._s
@@ -185,6 +218,7 @@ class Planner:
 
     def _retract(self, seq: Sequence, reason: str) -> None:
         self._s.retract(seq, reason)
+        self._s.reserve = 1.0
         self._retracted.append(seq.request.id)
 
     # -- stall ------------------------------------------------------------------------------------

@@ -1,0 +1,125 @@
+"""Checks that hold for every plan. Owns: `PlanWatch` (limits, order) and `OnceWatch` (single flight).
+
+Rules: both see only what a driver sees (plans, progress) and, for residence, the kernel's page states; so
+neither repeats the kernel's own reasoning.
+"""
+
+from __future__ import annotations
+
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.cache.pages import PageState
+from hotprefix.kernel.plan import Chunk, StepPlan
+from tests.support.drive import Driver
+
+PageKey = tuple[str | None, bytes]
+
+
+class PlanWatch:
+    """One driver's plans, one after another."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._d = driver
+        self._next: dict[str, int] = {}
+        self._slots: dict[int, str] = {}
+        self._alone = False
+
+    def planned(self, plan: StepPlan) -> None:
+        """Call with every plan before it is executed."""
+        config = self._d.config
+        for name in plan.retracted:
+            self._leave(name)
+        for admission in plan.admissions:
+            assert admission.slot not in self._slots, "a slot is given twice"
+            assert 0 <= admission.slot < config.max_running
+            assert admission.cached < len(self._known(admission.request))
+            self._slots[admission.slot] = admission.request
+            self._next[admission.request] = admission.cached
+        assert len(self._slots) <= config.max_running
+        assert plan.batched_tokens <= config.max_batched_tokens
+        assert len({c.request for c in plan.chunks}) == len(plan.chunks)
+        assert bool(plan.chunks) or not self._d.kernel.has_work, f"nothing planned: {plan.stall}"
+        long_seen = False
+        for chunk in plan.chunks:
+            self._chunk(chunk)
+            assert not (long_seen and not chunk.prefill), "decodes come first"
+            long_seen |= len(chunk.tokens) > tk.TOKEN_BYTES
+
+    def _chunk(self, chunk: Chunk) -> None:
+        known, page = self._known(chunk.request), self._d.config.page_size
+        assert self._slots[chunk.slot] == chunk.request
+        assert chunk.start >= self._next[chunk.request], "positions are computed once"
+        assert chunk.start < chunk.stop <= len(known)
+        assert list(tk.view(chunk.tokens)) == known[chunk.start : chunk.stop]
+        assert chunk.samples == (chunk.stop == len(known))
+        assert chunk.table_from + len(chunk.table) == -(-chunk.stop // page)
+        self._next[chunk.request] = chunk.stop
+
+    def committed(self, plan: StepPlan, ok: bool) -> None:
+        """Call after every commit."""
+        if not ok:
+            self._slots.clear()
+        for name in list(self._slots.values()):
+            if name in self._d.finish:
+                self._leave(name)
+        if not ok:
+            self._next.clear()
+
+    def aborted(self, name: str) -> None:
+        if name in self._d.finish:
+            self._leave(name)
+
+    def _known(self, name: str) -> list[int]:
+        return self._d.prompts[name] + self._d.outputs[name]
+
+    def _leave(self, name: str) -> None:
+        for slot, holder in list(self._slots.items()):
+            if holder == name:
+                del self._slots[slot]
+
+
+class OnceWatch:
+    """No prompt page that a request could take from the cache is computed while a copy of it exists.
+
+    A copy is a physical page that some request has computed in part or in full for the same tokens in the
+    same namespace, and that has not become free since. salts, limits (reuse, share) by request as submitted.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._d = driver
+        self.salts: dict[str, str | None] = {}
+        self.limits: dict[str, tuple[int | None, int | None]] = {}
+        self._copies: dict[int, PageKey] = {}
+        self._tables: dict[int, list[int]] = {}
+        self.computed: dict[PageKey, int] = {}
+
+    def planned(self, plan: StepPlan, resident_only: bool = False) -> None:
+        """Call with every plan before it is executed. resident_only: ignore copies that are not published."""
+        pool, page = self._d.kernel._s.l1.pool, self._d.config.page_size
+        self._copies = {p: key for p, key in self._copies.items() if pool.state(p) is not PageState.FREE}
+        mine: set[int] = set()
+        for chunk in plan.chunks:
+            table = self._tables.setdefault(chunk.slot, [])
+            table[chunk.table_from :] = chunk.table
+            for physical in table[-(-chunk.start // page) :]:
+                self._copies.pop(physical, None)  # evicted and given out again while this step was planned
+        for chunk in plan.chunks:
+            table = self._tables[chunk.slot]
+            known = self._d.prompts[chunk.request] + self._d.outputs[chunk.request]
+            reuse, share = self.limits.get(chunk.request, (None, None))
+            shareable = len(known) if share is None else share
+            reusable = min(len(known) - 1 if reuse is None else reuse, shareable)
+            for index in range(chunk.start // page, -(-chunk.stop // page)):
+                physical = table[index]
+                mine.add(physical)
+                if not chunk.prefill or (index + 1) * page > min(shareable, len(known)):
+                    self._copies.pop(physical, None)
+                    continue
+                key = (self.salts.get(chunk.request), tk.encode(known[: (index + 1) * page]))
+                for other, held in self._copies.items():
+                    published = pool.state(other) is PageState.INDEXED or other in mine
+                    if held == key and other != physical and (published or not resident_only):
+                        again = f"{chunk.request} computes page {index}, a copy is page {other}"
+                        assert (index + 1) * page > reusable, again
+                self._copies[physical] = key
+                fresh = min(chunk.stop, (index + 1) * page) - max(chunk.start, index * page)
+                self.computed[key] = self.computed.get(key, 0) + fresh
