@@ -85,7 +85,7 @@ def test_draw_is_the_inverse_of_the_cumulative_distribution(
     assert before - 1e-5 <= u <= cdf[token] + 1e-5
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     top_k=st.sampled_from([0, 1, 2, 5, 50, 299, 300, 10_000]),
@@ -99,10 +99,10 @@ def test_truncation_keeps_exactly_the_ids_of_the_definition(
     row = logits(seed)[0].numpy().copy()
     row[np.random.default_rng(seed).permutation(V)[:forbidden]] = -np.inf
     want = naive_set(row, top_k, top_p, min_p)
-    grid = [*np.linspace(0, 1, 4000, endpoint=False), 1 - 2**-53]
+    grid = [*np.linspace(0, 1, 500, endpoint=False), 1 - 2**-53]
     got = {draw(row, float(u), temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p) for u in grid}
     p = np.exp(row.astype(np.float64) - row.max())
-    likely = {i for i in want if p[i] > 1e-3 * sum(p[j] for j in want)}
+    likely = {i for i in want if p[i] > 5e-3 * sum(p[j] for j in want)}
     assert likely <= got <= want
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +64,7 @@ def test_any_cut_gives_the_text_before_the_first_stop_and_holds_no_more_than_nee
     edges = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
     want, stop = naive(text, stops)
     matcher, shown, seen = StopMatcher(stops), "", ""
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         new, found = matcher.push(text[a:b])
         seen += text[a:b]
         shown += new

@@ -312,7 +312,7 @@ def test_damaged_gguf_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     for content in (b"", b"GGUF", b"GGML" + whole[4:], whole[: len(whole) // 2], whole[:40]):
         file.write_bytes(content)
-        with pytest.raises(ModelLoadError, match="m.gguf"):
+        with pytest.raises(ModelLoadError, match=r"m\.gguf"):
             read_metadata(file)
     with pytest.raises(ModelLoadError, match="absent"):
         read_metadata(tmp_path / "absent.gguf")

@@ -138,7 +138,10 @@ class Sampler:
 
 def _choose(request: RequestId, state: RequestState, logits: Row) -> int:
     """The token of a row that takes more than an argmax of the model's logits."""
-    row = state.adjusted(logits) if state.adjusts else logits
+    try:
+        row = state.adjusted(logits) if state.adjusts else logits
+    except HotprefixError as error:  # its grammar
+        raise SamplingError(request, str(error)) from error
     best = int(row.argmax())
     if not np.isfinite(row[best]):
         raise SamplingError(request, "no token is allowed: grammar, bias and logits exclude all of them")

@@ -9,10 +9,11 @@ process (checker.py) imports this module.
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from hotprefix.engine.params import StructuredOutput
 from hotprefix.errors import HotprefixError, InputError
+
+if TYPE_CHECKING:
+    from hotprefix.engine.text.tokenizer import Tokenizer
 
 MAX_SPEC_CHARS = 200_000
 _PARAM = "response_format"
@@ -39,6 +43,17 @@ class Vocabulary:
     eos_ids: Sequence[int]
     encode: Callable[[str], list[int]]
 
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, size: int) -> Vocabulary:
+        """That of a tokenizer, for logits of width `size`."""
+        return cls(
+            tokenizer.token_bytes,
+            size,
+            sorted(tokenizer.special_ids),
+            sorted(tokenizer.eos_ids),
+            tokenizer.encode,
+        )
+
 
 class Constraint:
     """One request's place in its grammar."""
@@ -51,7 +66,7 @@ class Constraint:
         """Which ids may come next, bool [V]. Raises HotprefixError where the grammar exceeded a limit."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            raise HotprefixError(f"the grammar failed: {_first_line(self._matcher.get_error())}")
+            raise HotprefixError(f"the grammar failed: {_one_line(self._matcher.get_error())}")
         return np.unpackbits(bits, bitorder="little", count=self._size).astype(np.bool_)
 
     def advance(self, token: int) -> bool:
@@ -100,7 +115,8 @@ def grammar_text(structured: StructuredOutput) -> str:
         case "json_object":
             return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
         case "json_schema":
-            _json(structured)
+            if not isinstance(_json(structured), dict):
+                raise InputError("json_schema: give an object", param=_PARAM)
             return str(LLMatcher.grammar_from_json_schema(spec, overrides=_JSON_OPTIONS))
         case "regex":
             return str(LLMatcher.grammar_from_regex(spec))
@@ -130,11 +146,12 @@ def _json(structured: StructuredOutput) -> Any:
 
 
 def _refusal(structured: StructuredOutput, problem: str) -> InputError:
-    return InputError(f"{structured.kind} cannot be used: {_first_line(problem)}", param=_PARAM)
+    return InputError(f"{structured.kind} cannot be used: {_one_line(problem)}", param=_PARAM)
 
 
-def _first_line(problem: str) -> str:
-    return next((line for line in problem.splitlines() if line.strip()), "unknown problem")[:300]
+def _one_line(problem: str) -> str:
+    """llguidance's message without the parser's state and the call stack it may print after it."""
+    return " ".join(re.split("<state>|<backtrace>", problem)[0].split())[:300] or "unknown problem"
 
 
 def _limits() -> LLParserLimits:

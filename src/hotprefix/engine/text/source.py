@@ -35,13 +35,15 @@ class AddedToken:
 class TokenizerSource:
     """bpe: the bare model. inner: the same for text that does not begin the prompt, where that differs
     (a vocabulary that puts a blank before the first word only). byte_level: tokens are written in
-    GPT-2's byte alphabet (else SentencePiece's, with ▁ and <0xNN>). templates: by name."""
+    GPT-2's byte alphabet (else SentencePiece's, with ▁ and <0xNN>). eos_id: the tokenizer's own end
+    token; eos_ids: all that end an output. templates: by name."""
 
     bpe: Tokenizer
     inner: Tokenizer
     byte_level: bool
     added: tuple[AddedToken, ...]
     bos_id: int | None
+    eos_id: int | None
     eos_ids: frozenset[int]
     add_bos: bool
     templates: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +66,7 @@ def from_directory(path: Path) -> TokenizerSource:
             )
         added = tuple(_added(spec, config))
         ids = {a.content: a.id for a in added}
-        bos_id = ids.get(_content(config.get("bos_token")))
+        bos_id, eos_id = (ids.get(_content(config.get(f"{name}_token"))) for name in ("bos", "eos"))
         bpe, inner = _bare(spec, {a.content for a in added})
         return TokenizerSource(
             bpe=bpe,
@@ -72,7 +74,8 @@ def from_directory(path: Path) -> TokenizerSource:
             byte_level="ByteLevel" in _types(spec.get("decoder")),
             added=added,
             bos_id=bos_id,
-            eos_ids=_eos_ids(path, ids.get(_content(config.get("eos_token")))),
+            eos_id=eos_id,
+            eos_ids=_eos_ids(path, eos_id),
             add_bos=bos_id is not None and bool(config.get("add_bos_token", _puts_first(spec, bos_id))),
             templates=_templates(path, config),
         )
@@ -217,6 +220,7 @@ def from_metadata(meta: Mapping[str, Any]) -> TokenizerSource:
         byte_level=kind == "gpt2",
         added=added,
         bos_id=bos_id,
+        eos_id=meta.get("tokenizer.ggml.eos_token_id"),
         eos_ids=frozenset(i for i in ends if i is not None),
         add_bos=bos_id is not None and bool(meta.get("tokenizer.ggml.add_bos_token", default_bos)),
         templates={"default": template} if template else {},

@@ -33,6 +33,8 @@ from hotprefix.errors import InputError, ModelLoadError
 _RESERVED = frozenset(
     ("messages", "tools", "documents", "bos_token", "eos_token", "raise_exception", "strftime_now")
 )
+# What a template can raise over a request's values.
+_FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,13 @@ class ChatTemplate:
                 "tools": guard.value(list(tools)) if tools else None,
                 "documents": guard.value(list(documents)) if documents else None,
                 "bos_token": self._tokenizer.text_of(self._tokenizer.bos_id),
-                "eos_token": self._tokenizer.text_of(min(self._tokenizer.eos_ids, default=None)),
+                "eos_token": self._tokenizer.text_of(self._tokenizer.eos_id),
             }
             name = "tool_use" if tools and "tool_use" in self._templates else "default"
             text = self._templates[name].render(variables)
         except RecursionError:
             raise InputError("messages: nested too deeply", param="messages") from None
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        except _FAULTS as error:
             raise InputError(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error

@@ -41,6 +41,7 @@ class Tokenizer:
         self.special = frozenset(a.content for a in source.added if a.special)
         self.control = self.special.union(c for c in self._added if _MARKUP.fullmatch(c))
         self.bos_id = source.bos_id
+        self.eos_id = source.eos_id
         self.eos_ids = source.eos_ids
         self.add_bos = source.add_bos
         self.templates = source.templates
