@@ -1,7 +1,7 @@
 """The bench's HTML report. Owns: what of a `Summary` is shown, in which charts and tables.
 
 Rules: one self-contained file; counts and timings never share a table; the baseline is the first row
-of each group and the dashed line of each chart. Where arms meet the same traffic (burst, follow, late
+of each group and the mark across each bar. Where arms meet the same traffic (burst, follow, late
 pair) a panel is a group and its bars are arms; else a panel is an arm and its bars are groups.
 """
 
@@ -20,24 +20,24 @@ from hotprefix.report.text import Cell, change, factor, seconds, spread, whole
 _MAX_ARMS_PER_PANEL_OF_GROUPS = 3
 _TONES = {None: "a", "none": "a", "exact-finish": "b", "exact-prefill": "c", "coalesced": "d"}
 _COUNT_HEADS = (
-    "arm", "requests", "prompt tokens", "restored", "computed", "required", "duplication factor",
-    "restored per follower", "same outputs",
+    "arm", "requests", "prompt tokens", "restored", "per follower", "computed", "required", "factor",
+    "same outputs",
 )  # fmt: skip
 _TIME_HEADS = (
     "arm", "mean TTFT", "change", "max TTFT", "change", "slowest completion", "change", "makespan",
 )  # fmt: skip
 _GLOSSARY = (
     ("arm", "publication + flight: when computed pages become visible, and who computes a shared prompt."),
-    ("restored", "prompt tokens taken from the prefix cache instead of being computed."),
+    ("restored, per follower", "prompt tokens taken from the prefix cache; mean over the followers."),
     ("computed", "prompt positions run through the model, counted at the executor."),
     ("required", "what perfect sharing without a cache limit computes, each follower's last part included."),
-    ("duplication factor", "computed / required; 1.00 is perfect."),
+    ("factor", "duplication factor: computed / required; 1.00 is perfect."),
     ("same outputs", "requests whose tokens equal the baseline's; in fp32 all should."),
     ("TTFT", "time to first token, from a request's own submission."),
     ("slowest completion", "longest submission-to-last-token time of a request in the group."),
     ("makespan", "from the group's start barrier to its last token."),
     ("change", "of the mean against the baseline; coloured where it exceeds both deviations together."),
-    ("dots, whiskers", "single runs; mean ± sample standard deviation."),
+    ("dots, whiskers, mark", "single runs; mean ± sample standard deviation; the baseline's mean."),
 )  # fmt: skip
 
 
@@ -169,9 +169,9 @@ def _table(
 def _count_cells(arm: ArmResult, _base: ArmResult) -> tuple[Cell, ...]:
     c = arm.counts
     texts = (
-        whole(c.requests), whole(c.prompt_tokens), _runs(c.restored_tokens), _runs(c.computed_tokens),
-        whole(c.required_tokens), factor(c.duplication_factor), whole(c.restored_per_follower),
-        f"{c.same_outputs} of {c.requests}",
+        whole(c.requests), whole(c.prompt_tokens), _runs(c.restored_tokens),
+        whole(c.restored_per_follower), _runs(c.computed_tokens), whole(c.required_tokens),
+        factor(c.duplication_factor), f"{c.same_outputs} of {c.requests}",
     )  # fmt: skip
     return tuple(Cell(t) for t in texts)
 

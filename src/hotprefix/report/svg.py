@@ -37,13 +37,12 @@ def extent(bars: Sequence[Bar]) -> float:
 
 def bar_panel(name: str, bars: Sequence[Bar], *, top: float, reference: float | None = None) -> str:
     """One panel. name: what a screen reader says. top: value of a full-width bar. reference: value of a
-    dashed line (the baseline)."""
+    mark across every bar (the baseline)."""
     scale = (WIDTH - 8) / top if top > 0 else 0.0
     height = _TOP + _ROW * len(bars)
     body = [_bar(b, _TOP + _ROW * i, scale) for i, b in enumerate(bars)]
     if reference is not None:
-        x = _n(reference * scale)
-        body.append(f'<line class="reference" x1="{x}" x2="{x}" y1="0" y2="{height}"/>')
+        body += [_mark(_n(reference * scale), _TOP + _ROW * i) for i in range(len(bars))]
     return (
         f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name)}">'
         + "".join(body)
@@ -64,6 +63,11 @@ def _bar(bar: Bar, y: int, scale: float) -> str:
         parts.append(f'<line class="whisker" x1="{low}" x2="{high}" y1="{_n(middle)}" y2="{_n(middle)}"/>')
     parts += [f'<circle class="run" cx="{_n(p * scale)}" cy="{_n(middle)}" r="2"/>' for p in bar.points]
     return "".join(parts)
+
+
+def _mark(x: str, y: int) -> str:
+    """Across the bar only: a line through the whole panel would cut through the figures."""
+    return f'<line class="reference" x1="{x}" x2="{x}" y1="{y + 12}" y2="{y + 16 + _BAR}"/>'
 
 
 def _n(value: float) -> str:
