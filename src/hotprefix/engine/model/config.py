@@ -7,7 +7,7 @@ and new spelling of rope settings) and GGUF metadata give equal configs for the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,8 +191,9 @@ def _hf_rope_layers(raw: Mapping[str, Any], family: str, layers: int) -> tuple[b
     return tuple((i + 1) % interval != 0 for i in range(layers))
 
 
-def from_gguf(meta: Mapping[str, Any], tensor_names: frozenset[str]) -> ModelConfig:
-    """ModelConfig of GGUF metadata (`gguf_weights.read_metadata`). Raises ModelLoadError."""
+def from_gguf(meta: Mapping[str, Any], tensors: Container[str]) -> ModelConfig:
+    """ModelConfig of GGUF metadata (`text.gguf_meta.read_metadata`) and the tensors there are, by Hugging
+    Face name: GGUF does not say in words which parts a model has. Raises ModelLoadError."""
     architecture = str(meta.get("general.architecture"))
     family = GGUF_FAMILIES.get(architecture)
     if family is None:
@@ -228,11 +229,11 @@ def from_gguf(meta: Mapping[str, Any], tensor_names: frozenset[str]) -> ModelCon
         rope=_gguf_rope(value),
         windows=(window,) * layers,
         rope_layers=tuple(family != "smollm3" or (i + 1) % _NO_ROPE_INTERVAL != 0 for i in range(layers)),
-        qkv_bias="blk.0.attn_q.bias" in tensor_names,
-        output_bias="blk.0.attn_output.bias" in tensor_names,
-        mlp_bias="blk.0.ffn_down.bias" in tensor_names,
-        qk_norm="blk.0.attn_q_norm.weight" in tensor_names,
-        tied_embeddings="output.weight" not in tensor_names,
+        qkv_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
+        output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
+        mlp_bias="model.layers.0.mlp.down_proj.bias" in tensors,
+        qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
+        tied_embeddings="lm_head.weight" not in tensors,
         eos_token_ids=() if eos is None else (int(eos),),
     )
 

@@ -1,7 +1,7 @@
 """GGUF files turned into safetensors once. Owns: the conversion cache and its validity rules.
 
-Rules: two small records and one weight file per (GGUF file, dtype). A weight file counts only if its
-SHA-256 is the recorded one, so neither a torn write nor a flipped bit is ever loaded; anything else is
+Rules: one weight file and one record per (GGUF file, dtype). A weight file counts only if its SHA-256
+is the recorded one, so neither a torn write nor a flipped bit is ever loaded; anything else is
 rebuilt. Without a usable cache folder the model loads straight from the GGUF file, with a warning.
 """
 
@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from hotprefix.engine.model.config import ModelConfig, from_gguf
 from hotprefix.engine.model.gguf_weights import GgufWeights
 from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, write_safetensors
 from hotprefix.engine.model.weights import Weights
+from hotprefix.engine.text.gguf_meta import read_metadata
 from hotprefix.errors import ModelLoadError
 
 log = logging.getLogger(__name__)
@@ -36,26 +36,15 @@ class Loaded:
     content: str
 
 
-def gguf_metadata(path: Path, cache_dir: Path | None = None) -> dict[str, Any]:
-    """The key/value metadata of a GGUF file (tokenizer and chat template included) as plain Python,
-    plus the tensor names under "tensors". Parsing takes seconds, so it is cached. Raises ModelLoadError."""
-    record = _record(path, cache_dir, "meta")
-    cached = store.read_json(record)
-    if cached is not None and cached.get("identity") == store.identity(path) and "metadata" in cached:
-        return dict(cached["metadata"])
-    return _keep_metadata(path, record, GgufWeights(path))
-
-
 def load_gguf(
     path: Path, dtype: torch.dtype, cache_dir: Path | None = None, progress: Progress | None = None
 ) -> Loaded:
     """Config and weights of a GGUF file, through the cache. Raises ModelLoadError."""
-    record = _record(path, cache_dir, str(dtype).removeprefix("torch."))
+    record = _record(path, cache_dir, dtype)
     target = record.with_suffix(".safetensors")
     content = _valid_content(path, record, target)
     if content is None:
         source = GgufWeights(path)
-        _keep_metadata(path, _record(path, cache_dir, "meta"), source)
         try:
             content = _convert(path, source, dtype, record, target, progress)
         except OSError as error:
@@ -63,26 +52,16 @@ def load_gguf(
                 "cannot cache the converted model in %s (%s): loading without it", target.parent, error
             )
             return Loaded(source.config, source, store.file_sha256(path))
-    metadata = gguf_metadata(path, cache_dir)
-    config = from_gguf(metadata, frozenset(metadata["tensors"]))
-    return Loaded(config, SafetensorsWeights([target]), content)
+    weights = SafetensorsWeights([target])
+    return Loaded(from_gguf(read_metadata(path), weights), weights, content)
 
 
-def _record(path: Path, cache_dir: Path | None, kind: str) -> Path:
+def _record(path: Path, cache_dir: Path | None, dtype: torch.dtype) -> Path:
     """The key is the file's place, not its state: a changed file replaces its old conversion."""
     if not path.is_file():
         raise ModelLoadError(f"no GGUF file at {path}")
     folder = (cache_dir or store.default_cache_dir()) / "models"
-    return folder / f"{store.digest(_FORMAT, str(path.resolve()))[:32]}.{kind}.json"
-
-
-def _keep_metadata(path: Path, record: Path, source: GgufWeights) -> dict[str, Any]:
-    metadata = {**source.metadata, "tensors": sorted(source.tensor_names)}
-    try:
-        store.write_json(record, {"identity": store.identity(path), "metadata": metadata})
-    except OSError as error:
-        log.warning("cannot cache model metadata in %s: %s", record.parent, error)
-    return metadata
+    return folder / f"{store.digest(_FORMAT, str(path.resolve()), str(dtype))[:32]}.json"
 
 
 def _valid_content(path: Path, record: Path, target: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Tensors and metadata of a GGUF file. Owns: its names and row order turned into Hugging Face's.
+"""Tensors of a GGUF file. Owns: its names and row order turned into Hugging Face's.
 
 Rules: dequantised to float32 exactly as the format defines. llama.cpp stores the query and key rows
 of llama-type models so that rotary pairs are neighbours; we undo that, because our rotation pairs the
@@ -8,7 +8,6 @@ two halves of a head as Hugging Face does.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hotprefix.engine.model.config import ModelConfig, from_gguf
+from hotprefix.engine.text.gguf_meta import read_metadata
 from hotprefix.errors import ModelLoadError
 
 ROPE_DIVISORS = "rope_divisors"
@@ -45,17 +45,18 @@ class GgufWeights:
     """`Weights` over one GGUF file; dequantises at each `get`. Raises ModelLoadError."""
 
     def __init__(self, path: Path) -> None:
+        metadata = read_metadata(path)
         try:
             reader = gguf.GGUFReader(str(path))
-            self.metadata = {name: _value(name, field) for name, field in reader.fields.items()}
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise ModelLoadError(f"cannot read GGUF file {path}: {error}") from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.tensor_names = frozenset(self._tensors)
-        self.config: ModelConfig = from_gguf(self.metadata, self.tensor_names)
-        self._names = _name_map(self.config.layers, self.tensor_names)
+        names = _name_map(int(metadata.get(f"{metadata.get('general.architecture')}.block_count", 0)))
+        self._names = {ours: theirs for ours, theirs in names.items() if theirs in self._tensors}
+        self.config: ModelConfig = from_gguf(metadata, self._names)
+        self._interleaved = metadata["general.architecture"] in _INTERLEAVED
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._names
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -74,7 +75,7 @@ class GgufWeights:
         except NotImplementedError as error:
             raise ModelLoadError(f"GGUF tensor type {raw.tensor_type.name} is not supported") from error
         tensor = torch.from_numpy(np.array(values, dtype=np.float32, copy=True))
-        if self.metadata["general.architecture"] in _INTERLEAVED:
+        if self._interleaved:
             if ".q_proj." in name:
                 return _pair_halves(tensor, self.config.heads)
             if ".k_proj." in name:
@@ -82,19 +83,14 @@ class GgufWeights:
         return tensor
 
 
-def _value(name: str, field: Any) -> Any:
-    """A metadata value as plain Python; `GGUF.*` fields are the reader's own header counters."""
-    value = field.contents()
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-
-
-def _name_map(layers: int, present: frozenset[str]) -> dict[str, str]:
+def _name_map(layers: int) -> dict[str, str]:
+    """Hugging Face's name -> GGUF's, of every tensor that could be there."""
     names = dict(_GLOBAL)
     for i in range(layers):
         for ours, theirs in _LAYER.items():
             for part in ("weight", "bias"):
                 names[f"model.layers.{i}.{ours}.{part}"] = f"blk.{i}.{theirs}.{part}"
-    return {ours: theirs for ours, theirs in names.items() if theirs in present}
+    return names
 
 
 def _pair_halves(rows: Tensor, heads: int) -> Tensor:

@@ -33,7 +33,7 @@ class SafetensorsWeights:
             except (SafetensorError, OSError) as error:
                 raise ModelLoadError(f"cannot read weights {path}: {error}") from error
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._where
 
     def get(self, name: str) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 class Weights(Protocol):
     """A model's tensors by name."""
 
-    def __contains__(self, name: str) -> bool: ...
+    def __contains__(self, name: object) -> bool: ...
 
     def get(self, name: str) -> Tensor:
         """The tensor; raises ModelLoadError where it is absent or unreadable."""
