@@ -14,6 +14,8 @@ from hotprefix.kernel import tokens as tk
 
 RequestId = str
 
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
@@ -68,23 +70,35 @@ class Request:
         return self.tokens if self.cache_key is None else self.cache_key
 
 
-def content_key(tokens: bytes, spans: Iterable[ContentSpan]) -> tuple[bytes, int | None]:
+def content_key(tokens: bytes, spans: Iterable[ContentSpan], page_size: int) -> tuple[bytes, int | None]:
     """Cache key and share limit of a prompt with non-text content.
 
-    The 32-byte digest replaces the first 8 placeholder ids of its span, so that equal placeholders
-    with different content never match and the text before them still does. A span shorter than 8
-    tokens cannot hold its digest: from its start on nothing is shared (a miss, never a wrong hit).
-    Returns (key, share_limit). Raises ValueError where a digest is not 32 bytes.
+    In each page in which a span starts, the first 8 ids of the key give way to a SHA-256 of those ids and
+    of every span that starts in the page (where, how long, its digest). A page is matched as a whole
+    and after all pages before it, so nothing of a span can match without all 32 bytes, wherever in
+    the page it starts; text in the pages before is still shared. Where the page has no room for a digest
+    (page_size < 8, or fewer than 8 ids of the prompt in it) nothing is shared from that page on: a
+    miss, never a wrong hit. Returns (key, share_limit). Raises ValueError where a digest is not 32 bytes
+    or a span lies outside the prompt.
     """
     key = bytearray(tokens)
     limit: int | None = None
+    starting: dict[int, list[ContentSpan]] = {}
     for span in spans:
-        if len(span.digest) != hashlib.sha256().digest_size:
+        if len(span.digest) != _DIGEST_BYTES:
             raise ValueError(f"content digest has {len(span.digest)} bytes: give SHA-256 (32 bytes)")
-        words = len(span.digest) // tk.TOKEN_BYTES
-        if span.stop - span.start < words:
-            limit = span.start if limit is None else min(limit, span.start)
+        if not 0 <= span.start < span.stop <= tk.count(tokens):
+            raise ValueError(f"content at [{span.start}, {span.stop}) of {tk.count(tokens)} tokens")
+        starting.setdefault(span.start // page_size, []).append(span)
+    for page, here in starting.items():
+        start = page * page_size
+        at = start * tk.TOKEN_BYTES
+        head = tokens[at : at + _DIGEST_BYTES]
+        if len(head) < _DIGEST_BYTES or page_size * tk.TOKEN_BYTES < _DIGEST_BYTES:
+            limit = start if limit is None else min(limit, start)
             continue
-        at = span.start * tk.TOKEN_BYTES
-        key[at : at + len(span.digest)] = span.digest
+        digest = hashlib.sha256(head)
+        for span in sorted(here, key=lambda s: s.start):
+            digest.update(span.start.to_bytes(8, "little") + span.stop.to_bytes(8, "little") + span.digest)
+        key[at : at + _DIGEST_BYTES] = digest.digest()
     return bytes(key), limit
