@@ -1,0 +1,104 @@
+"""The prefix tree, written as a dictionary of pages. Owns: `PageOracle`.
+
+Rules: no runs, no splits, no laziness: one record for each indexed page, found by namespace and whole
+prefix; a use writes every page of its path. Slow and plain, so that it can be believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hotprefix.kernel.request import Namespace
+
+Key = tuple[Namespace, bytes]
+
+
+@dataclass
+class Page:
+    page: int
+    last_access: int
+    created: int
+    hits: int = 0
+    priority: int = 1 << 30
+    pins: int = 0
+    planned: bool = False
+
+
+class PageOracle:
+    """See the module's rules. key: what an eviction policy sorts by."""
+
+    def __init__(self, page_bytes: int, key: Callable[[Page], tuple[int, ...]]) -> None:
+        self.width = page_bytes
+        self._key = key
+        self.pages: dict[Key, Page] = {}
+        self._tick = 0
+
+    def path(self, namespace: Namespace, key: bytes, pages: int) -> list[Key]:
+        return [(namespace, key[: n * self.width]) for n in range(1, pages + 1)]
+
+    def matched(self, namespace: Namespace, key: bytes, limit: int) -> list[Page]:
+        found = []
+        for place in self.path(namespace, key, min(limit, len(key) // self.width)):
+            if place not in self.pages:
+                break
+            found.append(self.pages[place])
+        return found
+
+    def use(
+        self, namespace: Namespace, key: bytes, pages: int, priority: int | None, counted: int | None
+    ) -> None:
+        """counted: the use is counted on pages after the first `counted` (None: nowhere)."""
+        self._tick += 1
+        for n, place in enumerate(self.path(namespace, key, pages)):
+            page = self.pages[place]
+            page.last_access = self._tick
+            if priority is not None:
+                page.priority = min(page.priority, priority)
+            if counted is not None and n >= counted:
+                page.hits += 1
+
+    def pin(self, namespace: Namespace, key: bytes, pages: int, by: int) -> None:
+        for place in self.path(namespace, key, pages):
+            self.pages[place].pins += by
+
+    def insert(
+        self, namespace: Namespace, key: bytes, above: int, fresh: list[int], priority: int, planned: bool
+    ) -> tuple[list[int], int]:
+        """Publish key's pages after the first `above`; returns the range's page ids and how many are new."""
+        found = self.matched(namespace, key, len(key) // self.width)
+        if not planned and any(p.planned for p in found):
+            return [], 0
+        kept, fresh = found[above:], fresh[len(found) - above :]
+        for place, page in zip(
+            self.path(namespace, key, len(key) // self.width)[len(found) :], fresh, strict=True
+        ):
+            self.pages[place] = Page(page, 0, self._tick + 1, planned=planned)
+        if kept:
+            for page in kept:
+                page.hits += 1
+        self.use(namespace, key, len(key) // self.width, priority, None)
+        return [p.page for p in kept] + fresh, len(fresh)
+
+    def is_leaf(self, place: Key) -> bool:
+        namespace, prefix = place
+        longer = len(prefix) + self.width
+        return not any(
+            ns == namespace and len(other) == longer and other.startswith(prefix) for ns, other in self.pages
+        )
+
+    def evict(self, count: int, wanted: frozenset[Key] = frozenset()) -> list[int]:
+        """Pages one by one: the least wanted unpinned leaf, those in `wanted` only when no other is left."""
+        freed: list[int] = []
+        while len(freed) < count:
+            leaves = [(k, p) for k, p in self.pages.items() if not p.pins and self.is_leaf(k)]
+            if not leaves:
+                break
+            place, page = min(leaves, key=lambda kp: (kp[0] in wanted, self._key(kp[1])))
+            freed.append(page.page)
+            del self.pages[place]
+        return freed
+
+    @property
+    def protected(self) -> int:
+        return sum(1 for p in self.pages.values() if p.pins)
