@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,9 +28,9 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
 @pytest.fixture(scope="module", params=BUILDS)
-def ops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeOps]:
+def ops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeOps:
     directory = tmp_path_factory.mktemp("kernels") if request.param != "native" else None
-    yield NativeOps(build.build(BUILDS[request.param], directory))
+    return NativeOps(build.build(BUILDS[request.param], directory))
 
 
 @pytest.fixture
@@ -101,9 +100,15 @@ class TestAttention:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS.keys())
     @pytest.mark.parametrize(
-        ("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 80), (8, 2, 96), (8, 1, 128), (2, 1, 20)]
+        ("heads", "kv_heads", "dim", "page_size", "window"),
+        [
+            (9, 3, 64, 16, None),
+            (4, 4, 80, 1, 200),
+            (8, 2, 96, 64, 50),
+            (8, 1, 128, 16, 130),
+            (2, 1, 20, 48, 1),
+        ],
     )
-    @pytest.mark.parametrize(("page_size", "window"), [(16, None), (1, None), (64, 50), (16, 200)])
     def test_equals_torch(
         self, ops: NativeOps, random: torch.Generator, dtype: torch.dtype, chunks: list[tuple[int, int]],
         heads: int, kv_heads: int, dim: int, page_size: int, window: int | None,
@@ -154,7 +159,7 @@ class TestAttention:
 
 class TestLinear:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    @pytest.mark.parametrize("tokens", [1, 2, 5, 7, 16, 33, 200])
+    @pytest.mark.parametrize("tokens", [1, 5, 16, 200])
     @pytest.mark.parametrize(("columns", "rows"), [(64, 130), (576, 960), (18, 7)])
     def test_equals_torch(
         self,

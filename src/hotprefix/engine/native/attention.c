@@ -21,7 +21,7 @@ struct token {
 };
 
 struct unit {
-    size_t kv_head, request, first, count, block; /* tokens[first .. first + count) */
+    size_t head, end_head, request, first, count, block; /* key/value heads; tokens[first .. first + count) */
 };
 
 struct job {
@@ -33,6 +33,7 @@ struct job {
     struct token *tokens; /* the lists units name; the first `short_tokens` ones are the short chunks' */
     struct unit *units;
     size_t token_count, unit_count, short_tokens;
+    int few_blocks; /* so few that key/value heads must be spread over threads too */
     float *partials; /* [partial][heads][width + 2]: out, high, sum */
     char *memory;    /* per thread */
     size_t memory_bytes;
@@ -76,8 +77,9 @@ static int is_valid(const struct hp_batch *batch) {
 }
 
 static void add_unit(struct job *job, size_t request, size_t first, size_t count, size_t block) {
-    for (size_t head = 0; head < job->shape->kv_heads; head++)
-        job->units[job->unit_count++] = (struct unit){head, request, first, count, block};
+    size_t heads = job->shape->kv_heads, step = block == ALL_BLOCKS || job->few_blocks ? 1 : heads;
+    for (size_t head = 0; head < heads; head += step)
+        job->units[job->unit_count++] = (struct unit){head, head + step, request, first, count, block};
 }
 
 static void add_tokens(struct job *job, size_t r, size_t partial) {
@@ -130,7 +132,7 @@ static void plan_long(struct job *job, size_t r, size_t limit) {
 /* Sizes of the lists, then the lists. Returns 0, or 1 where memory ran out. */
 static int plan(struct job *job, int threads) {
     const struct hp_batch *batch = job->batch;
-    size_t tokens = 0, units = 0, partials = 0, blocks = 0, long_tokens = 0;
+    size_t tokens = 0, units = 0, partials = 0, blocks = 0, long_tokens = 0, short_blocks = 0;
     size_t *partial = calloc(batch->requests + 1, sizeof *partial);
     char *placed = calloc(batch->requests + 1, 1);
     for (size_t r = 0; r < batch->requests && partial; r++) {
@@ -139,9 +141,11 @@ static int plan(struct job *job, int threads) {
         tokens += is_short(job, r) ? count * (seen + 1) : count;
         units += is_short(job, r) ? seen : count;
         partials += is_short(job, r) ? count * seen : 0;
+        short_blocks += is_short(job, r) ? seen : 0;
         long_tokens += is_short(job, r) ? 0 : count;
         if (is_short(job, r) && count && end_block(job, r) > blocks) blocks = end_block(job, r);
     }
+    job->few_blocks = short_blocks < 8 * (size_t)threads;
     job->tokens = malloc((tokens + 1) * sizeof *job->tokens);
     job->units = malloc((units * job->shape->kv_heads + 1) * sizeof *job->units);
     job->partials = hp_scratch(partials * job->shape->heads * (job->width + 2) * sizeof(float));
@@ -159,19 +163,21 @@ static int plan(struct job *job, int threads) {
     return !ok;
 }
 
-static void load_block(const struct job *job, struct block *memory, const struct unit *unit, size_t block, size_t count) {
+static void load_block(const struct job *job, struct block *memory, const struct unit *unit, size_t kv_head,
+                       size_t block, size_t count) {
     const struct hp_batch *batch = job->batch;
     const int32_t *pages = batch->page_table + unit->request * batch->table_width;
-    size_t slots[BLOCK], head = unit->kv_head * job->shape->head_dim * job->element;
-    for (size_t i = 0; i < count; i++) {
-        size_t position = block * BLOCK + i;
-        slots[i] = (size_t)pages[position / batch->page_size] * batch->page_size + position % batch->page_size;
-    }
-    hp_block_load(memory, job->k_pool + head, job->v_pool + head, slots, count, job->stride);
+    size_t slots[BLOCK], page_size = batch->page_size, dim = job->shape->head_dim;
+    size_t page = block * BLOCK / page_size, offset = block * BLOCK % page_size;
+    for (size_t i = 0; i < count; page++, offset = 0)
+        for (; offset < page_size && i < count; offset++) slots[i++] = (size_t)pages[page] * page_size + offset;
+    size_t soon = kv_head == unit->head ? (unit->end_head - unit->head) * dim : 0, at = kv_head * dim * job->element;
+    hp_block_load(memory, job->k_pool + at, job->v_pool + at, slots, count, job->stride, soon);
 }
 
-/* Attends the unit's rows to one block; results are in `memory`. */
-static void attend(const struct job *job, struct block *memory, const struct unit *unit, size_t block) {
+/* Attends the unit's rows of one head to one block; results are in `memory`. */
+static void attend(const struct job *job, struct block *memory, const struct unit *unit, size_t kv_head,
+                   size_t block) {
     size_t low[MAX_ROWS], end[MAX_ROWS], begin = block * BLOCK, count = 0;
     for (size_t t = 0; t < unit->count; t++) {
         size_t position = job->tokens[unit->first + t].position, lowest_seen = lowest(job, position);
@@ -180,7 +186,7 @@ static void attend(const struct job *job, struct block *memory, const struct uni
         if (to > count) count = to;
         for (size_t g = 0; g < job->group; g++) low[t * job->group + g] = from, end[t * job->group + g] = to;
     }
-    load_block(job, memory, unit, block, count);
+    load_block(job, memory, unit, kv_head, block, count);
     hp_block_attend(memory, unit->count * job->group, low, end, count);
 }
 
@@ -204,31 +210,32 @@ static float *partial_of(const struct job *job, const struct token *token, size_
     return job->partials + ((token->partial + block) * job->shape->heads + head) * (job->width + 2);
 }
 
-static void run_block(const struct job *job, struct block *memory, const struct unit *unit) {
-    attend(job, memory, unit, unit->block);
+static void run_block(const struct job *job, struct block *memory, const struct unit *unit, size_t kv_head) {
+    attend(job, memory, unit, kv_head, unit->block);
     for (size_t t = 0, r = 0; t < unit->count; t++)
         for (size_t g = 0; g < job->group; g++, r++) {
-            float *to = partial_of(job, &job->tokens[unit->first + t], unit->block, unit->kv_head * job->group + g);
+            float *to = partial_of(job, &job->tokens[unit->first + t], unit->block, kv_head * job->group + g);
             memcpy(to, memory->out + r * job->width, job->width * sizeof(float));
             to[job->width] = memory->high[r], to[job->width + 1] = memory->sum[r];
         }
 }
 
-static void run_all_blocks(const struct job *job, struct block *memory, const struct unit *unit, float *out) {
+static void run_all_blocks(const struct job *job, struct block *memory, const struct unit *unit, size_t kv_head,
+                           float *out) {
     const struct token *tokens = job->tokens + unit->first;
     size_t rows = unit->count * job->group, last = tokens[unit->count - 1].position;
     float high[MAX_ROWS], sum[MAX_ROWS] = {0};
     for (size_t r = 0; r < rows; r++) high[r] = -INFINITY;
     memset(out, 0, rows * job->width * sizeof(float));
     for (size_t block = lowest(job, tokens[0].position) / BLOCK; block <= last / BLOCK; block++) {
-        attend(job, memory, unit, block);
+        attend(job, memory, unit, kv_head, block);
         for (size_t r = 0; r < rows; r++)
             hp_merge(&high[r], &sum[r], out + r * job->width, memory->high[r], memory->sum[r],
                      memory->out + r * job->width, job->width);
     }
     for (size_t t = 0, r = 0; t < unit->count; t++)
         for (size_t g = 0; g < job->group; g++, r++)
-            write_row(job, head_row(job, &tokens[t], unit->kv_head, g), out + r * job->width, sum[r]);
+            write_row(job, head_row(job, &tokens[t], kv_head, g), out + r * job->width, sum[r]);
 }
 
 static void run_unit(void *context, size_t index, int thread) {
@@ -236,15 +243,18 @@ static void run_unit(void *context, size_t index, int thread) {
     const struct unit *unit = &job->units[index];
     struct block memory;
     char *mine = job->memory + job->memory_bytes * (size_t)thread;
+    float *running = (float *)(mine + hp_block_bytes(job->shape->head_dim, job->shape->bf16));
     hp_block_init(&memory, mine, job->shape);
-    for (size_t t = 0, r = 0; t < unit->count; t++)
-        for (size_t g = 0; g < job->group; g++, r++)
-            hp_block_query(&memory, r, job->q + head_row(job, &job->tokens[unit->first + t], unit->kv_head, g) *
-                                                    job->shape->head_dim * job->element);
-    if (unit->block == ALL_BLOCKS)
-        run_all_blocks(job, &memory, unit, (float *)(mine + hp_block_bytes(job->shape->head_dim, job->shape->bf16)));
-    else
-        run_block(job, &memory, unit);
+    for (size_t head = unit->head; head < unit->end_head; head++) {
+        for (size_t t = 0, r = 0; t < unit->count; t++)
+            for (size_t g = 0; g < job->group; g++, r++)
+                hp_block_query(&memory, r, job->q + head_row(job, &job->tokens[unit->first + t], head, g) *
+                                                        job->shape->head_dim * job->element);
+        if (unit->block == ALL_BLOCKS)
+            run_all_blocks(job, &memory, unit, head, running);
+        else
+            run_block(job, &memory, unit, head);
+    }
 }
 
 /* One token of a short chunk: its block results, in ascending order. */

@@ -5,12 +5,14 @@
  */
 #include "attention_block.h"
 
+#define AHEAD 32 /* keys whose memory is asked for before it is needed */
+
 INLINE size_t round_up(size_t n) { return (n + VL - 1) / VL * VL; }
 
 static enum kind kind_of(int is_bf16) { return is_bf16 && HAVE_BF16_DOT ? PAIR : FLOAT; }
 
 static size_t floats_of(size_t cells, size_t width) {
-    return MAX_ROWS * cells + cells * BLOCK + BLOCK * width + MAX_ROWS * BLOCK + MAX_ROWS * width;
+    return MAX_ROWS * cells + cells * BLOCK + BLOCK * width + MAX_ROWS * BLOCK + MAX_ROWS * width + width;
 }
 
 size_t hp_block_bytes(size_t head_dim, int is_bf16) {
@@ -30,6 +32,8 @@ void hp_block_init(struct block *block, void *memory, const struct hp_attention 
     block->values = block->keys + round_up(block->cells) * BLOCK;
     block->scores = block->values + BLOCK * block->width;
     block->out = block->scores + MAX_ROWS * BLOCK;
+    block->zeros = (char *)(block->out + MAX_ROWS * block->width);
+    memset(block->zeros, 0, block->width * sizeof(float));
 }
 
 void hp_block_query(struct block *block, size_t row, const void *query) {
@@ -49,55 +53,61 @@ INLINE vf values_at(const void *row, size_t at, size_t dim, int is_bf16) {
     return vload(part);
 }
 
-/* VL cells from row[at] on, zero past `cells`. */
-INLINE vf cells_at(const void *row, size_t at, size_t cells, enum kind kind, int is_bf16) {
-    return kind == PAIR ? values_at(row, at, cells, 0) : values_at(row, at, cells, is_bf16);
+/* keys[c][k .. k + VL) = cell c of VL keys. */
+INLINE void load_keys(struct block *block, const char *const *rows, size_t key, enum kind kind, int is_bf16) {
+    float *to = block->keys + key;
+    for (size_t c = 0; c < block->cells; c += VL, to += VL * BLOCK) {
+        vf square[VL];
+        if (c + VL <= block->cells && kind == PAIR)
+            UNROLL for (size_t i = 0; i < VL; i++) square[i] = vload((const float *)rows[i] + c);
+        else /* cells of PAIR are moved as if they were floats */
+            UNROLL for (size_t i = 0; i < VL; i++)
+                square[i] = values_at(rows[i], c, block->cells, kind == PAIR ? 0 : is_bf16);
+        vtranspose(square);
+        UNROLL for (size_t i = 0; i < VL; i++) vstore(to + i * BLOCK, square[i]);
+    }
 }
 
-/* keys[c][k] = cell c of key k, for the key's whole vector group (zero past `count`). */
-INLINE void load_keys(struct block *block, const void *pool, const size_t *slots, size_t count, size_t stride,
-                      enum kind kind, int is_bf16) {
-    size_t bytes = is_bf16 ? sizeof(bf16) : sizeof(float);
-    for (size_t key = 0; key < count; key += VL)
-        for (size_t c = 0; c < block->cells; c += VL) {
-            vf square[VL];
-            UNROLL for (size_t i = 0; i < VL; i++) {
-                const char *row = (const char *)pool + (key + i < count ? slots[key + i] : 0) * stride * bytes;
-                square[i] = key + i < count ? cells_at(row, c, block->cells, kind, is_bf16) : (vf){0};
-            }
-            vtranspose(square);
-            UNROLL for (size_t i = 0; i < VL; i++) vstore(block->keys + (c + i) * BLOCK + key, square[i]);
-        }
-}
-
-/* values[k][d], or in PAIR values[k / 2][d] with keys k and k + 1 side by side in one cell. */
-INLINE void load_values(struct block *block, const void *pool, const size_t *slots, size_t count, size_t stride,
-                        enum kind kind, int is_bf16) {
-    size_t bytes = is_bf16 ? sizeof(bf16) : sizeof(float), step = kind == PAIR ? 2 : 1;
-    float *to = block->values;
-    for (size_t key = 0; key < count; key += step, to += block->width) {
-        const char *first = (const char *)pool + slots[key] * stride * bytes, *second = NULL;
-        if (kind == PAIR && key + 1 < count) second = (const char *)pool + slots[key + 1] * stride * bytes;
+/* values[k][d] of VL keys; in PAIR values[k / 2][d] with keys k and k + 1 side by side in one cell. */
+INLINE void load_values(struct block *block, const char *const *rows, size_t key, enum kind kind, int is_bf16) {
+    size_t step = kind == PAIR ? 2 : 1;
+    float *to = block->values + key / step * block->width;
+    for (size_t k = 0; k < VL; k += step, to += block->width)
         for (size_t d = 0; d < block->width; d += VL) {
-            vf even = values_at(first, d, block->dim, is_bf16);
-            vf odd = second ? values_at(second, d, block->dim, is_bf16) : (vf){0};
-            vstore(to + d, kind == PAIR ? (vf)(((vu)even >> 16) | (vu)odd) : even);
+            vf even = values_at(rows[k], d, block->dim, is_bf16);
+            if (kind == PAIR) even = (vf)((vu)even >> 16 | (vu)values_at(rows[k + 1], d, block->dim, is_bf16));
+            vstore(to + d, even);
         }
+}
+
+INLINE void prefetch(const char *row, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+}
+
+INLINE void load(struct block *block, const char *keys, const char *values, const size_t *slots, size_t count,
+                 size_t stride, size_t soon, enum kind kind, int is_bf16) {
+    size_t element = is_bf16 ? sizeof(bf16) : sizeof(float), bytes = soon * element;
+    const char *key_rows[BLOCK], *value_rows[BLOCK];
+    for (size_t k = 0; k < round_up(count); k++) {
+        key_rows[k] = k < count ? keys + slots[k] * stride * element : block->zeros;
+        value_rows[k] = k < count ? values + slots[k] * stride * element : block->zeros;
+    }
+    for (size_t k = 0; k < count; k += VL) {
+        for (size_t i = k + AHEAD; i < k + AHEAD + VL && i < count; i++)
+            prefetch(key_rows[i], bytes), prefetch(value_rows[i], bytes);
+        load_keys(block, key_rows + k, k, kind, is_bf16);
+        load_values(block, value_rows + k, k, kind, is_bf16);
     }
 }
 
-void hp_block_load(struct block *block, const void *keys, const void *values, const size_t *slots, size_t count,
-                   size_t stride) {
-    if (block->kind == PAIR) {
-        load_keys(block, keys, slots, count, stride, PAIR, 1);
-        load_values(block, values, slots, count, stride, PAIR, 1);
-    } else if (block->bf16) {
-        load_keys(block, keys, slots, count, stride, FLOAT, 1);
-        load_values(block, values, slots, count, stride, FLOAT, 1);
-    } else {
-        load_keys(block, keys, slots, count, stride, FLOAT, 0);
-        load_values(block, values, slots, count, stride, FLOAT, 0);
-    }
+void hp_block_load(struct block *block, const char *keys, const char *values, const size_t *slots, size_t count,
+                   size_t stride, size_t soon) {
+    if (block->kind == PAIR)
+        load(block, keys, values, slots, count, stride, soon, PAIR, 1);
+    else if (block->bf16)
+        load(block, keys, values, slots, count, stride, soon, FLOAT, 1);
+    else
+        load(block, keys, values, slots, count, stride, soon, FLOAT, 0);
 }
 
 /* Scores -> weights in place; in PAIR the weights become bfloat16 and fill the first half of the row. */

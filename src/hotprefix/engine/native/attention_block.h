@@ -15,6 +15,7 @@ struct block {
     size_t dim, cells, width;
     float scale;
     float *q, *keys, *values, *scores, *out;
+    char *zeros; /* a row of zeros, for keys past the last one */
     float high[MAX_ROWS], sum[MAX_ROWS];
 };
 
@@ -24,9 +25,10 @@ void hp_block_init(struct block *block, void *memory, const struct hp_attention 
 /* Copies one head of one query, `dim` values of the model's type, into row `row`. */
 void hp_block_query(struct block *block, size_t row, const void *query);
 
-/* Takes keys and values at `count` <= BLOCK pool rows `slots`; a row is `stride` values long. */
-void hp_block_load(struct block *block, const void *keys, const void *values, const size_t *slots, size_t count,
-                   size_t stride);
+/* Takes keys and values at `count` <= BLOCK pool rows `slots`; a row is `stride` values long. The next
+ * `soon` values of each row are brought close: those of this head and of the heads that follow at once. */
+void hp_block_load(struct block *block, const char *keys, const char *values, const size_t *slots, size_t count,
+                   size_t stride, size_t soon);
 
 /* For each row r: high[r] = the largest scaled score among keys [low[r], end[r]), sum[r] = the sum of
  * e^(score - high), out[r] = the sum of e^(score - high) * value. No key: -inf, 0 and zeros. */

@@ -97,11 +97,20 @@ INLINE bf16 bf16_from_float(float x) {
     return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-INLINE vf vload_bf16(const bf16 *p) {
+/* VL values of 16 bits, each in the low half of a lane. */
+INLINE vu vload_u16(const bf16 *p) {
+#if VL == 16
+    return (vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
+#elif VL == 8
+    return (vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
+#else
     vh h;
     memcpy(&h, p, sizeof h);
-    return (vf)(__builtin_convertvector(h, vu) << 16);
+    return __builtin_convertvector(h, vu);
+#endif
 }
+
+INLINE vf vload_bf16(const bf16 *p) { return (vf)(vload_u16(p) << 16); }
 
 INLINE void vstore_bf16(bf16 *p, vf v) {
 #if HAVE_BF16_DOT
