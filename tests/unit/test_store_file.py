@@ -1,0 +1,251 @@
+"""The folder store: whole pages or none, a quota that holds, use order, and an index that heals."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hotprefix.engine.stores.errors import LinkError, Reason
+from hotprefix.engine.stores.file import MIN_QUOTA, FileStore
+from tests.support.stores import key, keys
+
+SIZE = 100_000
+FITS = 9  # pages of SIZE in the smallest quota, beside the index and its slack
+
+
+def page(number: int, size: int = SIZE) -> bytes:
+    return number.to_bytes(2, "little") * (size // 2)
+
+
+def make(path: Path, *numbers: int, quota: int = MIN_QUOTA) -> FileStore:
+    store = FileStore(path / "l3", quota)
+    for number in numbers:
+        store.put(key(number), page(number))
+    return store
+
+
+def kept(store: FileStore, numbers: Sequence[int]) -> list[int]:
+    found = store.get(keys(*numbers))
+    assert all(data in (None, page(n)) for n, data in zip(numbers, found, strict=True))
+    return [n for n, data in zip(numbers, found, strict=True) if data is not None]
+
+
+def disk_bytes(path: Path) -> int:
+    return sum(q.stat().st_size for q in path.rglob("*") if q.is_file())
+
+
+def reason_of(action: object, *arguments: object) -> Reason:
+    with pytest.raises(LinkError) as caught:
+        action(*arguments)  # type: ignore[operator]
+    return caught.value.reason
+
+
+# -- pages --------------------------------------------------------------------------------------------
+
+
+def test_pages_come_back_and_stop_at_a_hole(tmp_path: Path) -> None:
+    store = make(tmp_path, 1, 2, 4)
+    assert store.get(keys(1, 2, 3, 4)) == [page(1), page(2), None, page(4)]
+    assert store.present(keys(1, 2, 3, 4)) == 2
+    store.put(key(1), page(9))
+    store.remove(key(2))
+    store.remove(key(2))
+    assert store.get(keys(1, 2)) == [page(9), None]
+
+
+def test_another_store_on_the_same_folder_sees_everything(tmp_path: Path) -> None:
+    """Also after a restart (handed case 112)."""
+    first, second = make(tmp_path, 1), make(tmp_path, 2)
+    assert kept(first, [1, 2]) == kept(second, [1, 2]) == [1, 2]
+    first.close()
+    assert kept(make(tmp_path), [1, 2]) == [1, 2]
+
+
+def test_a_folder_that_is_not_there_is_a_miss_until_the_first_put(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "a" / "b", MIN_QUOTA)
+    assert (store.get(keys(1)), store.present(keys(1))) == ([None], 0)
+    store.touch(keys(1))
+    assert not (tmp_path / "a").exists()
+    store.put(key(1), page(1))
+    assert kept(store, [1]) == [1]
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o077 == 0
+
+
+def test_pages_vanish_and_come_back_while_the_store_is_open(tmp_path: Path) -> None:
+    """Handed case 101: one file, then the whole folder, deleted by hand."""
+    store = make(tmp_path, 1, 2)
+    next((tmp_path / "l3").rglob(key(1).hex())).unlink()
+    assert kept(store, [1, 2]) == [2]
+    shutil.rmtree(tmp_path / "l3")
+    assert kept(store, [1, 2]) == []
+    store.put(key(3), page(3))
+    assert kept(store, [1, 2, 3]) == [3]
+
+
+# -- quota and use ------------------------------------------------------------------------------------
+
+
+def test_the_quota_holds_after_every_put_and_the_oldest_go_first(tmp_path: Path) -> None:
+    store = make(tmp_path)
+    for number in range(30):
+        store.put(key(number), page(number))
+        assert disk_bytes(tmp_path) <= MIN_QUOTA
+    assert kept(store, range(30)) == list(range(30 - FITS, 30))
+
+
+def test_used_pages_stay_though_only_touched(tmp_path: Path) -> None:
+    store = make(tmp_path, *range(FITS))
+    store.touch(keys(0, 1))
+    for number in range(10, 14):
+        store.put(key(number), page(number))
+    assert kept(store, range(14)) == [0, 1, 6, 7, 8, 10, 11, 12, 13]
+
+
+def test_touched_pages_go_before_newer_ones(tmp_path: Path) -> None:
+    """All were touched in one order; what is put after that is newer still."""
+    store = make(tmp_path, *range(FITS))
+    store.touch(keys(*range(FITS)))
+    for number in range(10, 10 + FITS):
+        store.put(key(number), page(number))
+    assert kept(store, range(10 + FITS)) == list(range(10, 10 + FITS))
+
+
+def test_a_chains_tail_goes_before_its_head(tmp_path: Path) -> None:
+    """Handed cases 56, 57: saved head first, in two runs, then touched as one chain."""
+    store = make(tmp_path, *range(FITS))
+    store.touch(keys(*range(FITS)))
+    for number in range(10, 14):
+        store.put(key(number), page(number))
+    assert kept(store, range(FITS)) == [0, 1, 2, 3, 4]
+
+
+def test_another_process_touch_counts(tmp_path: Path) -> None:
+    store, other = make(tmp_path, *range(FITS)), make(tmp_path)
+    other.touch(keys(0))
+    store.put(key(10), page(10))
+    assert kept(store, [0, 1]) == [0]
+
+
+def test_replacing_a_page_counts_it_once(tmp_path: Path) -> None:
+    store = make(tmp_path, 1, 2)
+    for _ in range(20):
+        store.put(key(1), page(1))
+    assert kept(store, [1, 2]) == [1, 2]
+
+
+def test_a_smaller_quota_is_reached_with_the_next_put(tmp_path: Path) -> None:
+    make(tmp_path, *range(20), quota=3 * MIN_QUOTA)
+    make(tmp_path, 30)
+    assert disk_bytes(tmp_path) <= MIN_QUOTA
+
+
+def test_a_page_larger_than_the_quota_is_refused(tmp_path: Path) -> None:
+    store = make(tmp_path, 1)
+    assert reason_of(store.put, key(2), bytes(MIN_QUOTA)) is Reason.FULL
+    assert kept(store, [1]) == [1]
+
+
+# -- trouble ------------------------------------------------------------------------------------------
+
+
+class FailingWrites:
+    """Makes the first `count` page writes stop half-way, as a full disk does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, code: int) -> None:
+        self.left = count
+        real = Path.write_bytes
+
+        def write_bytes(path: Path, data: bytes) -> int:
+            if path.name == "incoming" and self.left:
+                self.left -= 1
+                real(path, data[: len(data) // 2])
+                raise OSError(code, os.strerror(code))
+            return real(path, data)
+
+        monkeypatch.setattr(Path, "write_bytes", write_bytes)
+
+
+def test_a_full_disk_makes_room_from_our_own_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(tmp_path, 1, 2)
+    FailingWrites(monkeypatch, 1, errno.ENOSPC)
+    store.put(key(3), page(3))
+    assert kept(store, [1, 2, 3]) == [2, 3]
+
+
+def test_a_disk_that_stays_full_leaves_no_half_page_and_recovers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handed case 111."""
+    store = make(tmp_path, 1)
+    FailingWrites(monkeypatch, 2, errno.ENOSPC)
+    assert reason_of(store.put, key(3), page(3)) is Reason.FULL
+    assert store.get(keys(3)) == [None]
+    assert not list(tmp_path.rglob("incoming"))
+    for number in range(20):
+        store.put(key(number), page(number))
+        assert disk_bytes(tmp_path) <= MIN_QUOTA
+    assert len(kept(store, range(20))) == FITS
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(errno.EACCES, Reason.DENIED), (errno.EROFS, Reason.DENIED), (errno.EIO, Reason.FAILED)],
+)
+def test_errors_of_the_system_have_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: Reason
+) -> None:
+    store = make(tmp_path, 1)
+    FailingWrites(monkeypatch, 1, code)
+    assert reason_of(store.put, key(2), page(2)) is reason
+
+    def refuse(_: Path) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert reason_of(store.get, keys(1)) is reason
+
+
+def test_a_read_that_fails_later_keeps_what_came(tmp_path: Path) -> None:
+    store = make(tmp_path, 1, 2, 3)
+    path = next((tmp_path / "l3").rglob(key(2).hex()))
+    path.unlink()
+    path.mkdir()
+    assert store.get(keys(1, 2, 3)) == [page(1)]
+    assert reason_of(store.get, keys(2, 3)) is Reason.FAILED
+
+
+def test_a_path_that_cannot_be_a_folder_is_down(tmp_path: Path) -> None:
+    (tmp_path / "l3").write_text("a file")
+    store = FileStore(tmp_path / "l3", MIN_QUOTA)
+    assert store.get(keys(1)) == [None]
+    assert reason_of(store.put, key(1), page(1)) is Reason.DOWN
+
+
+@pytest.mark.parametrize("damage", ["rubbish", "zeros", "deleted", "other"])
+def test_a_damaged_index_is_made_anew_from_the_folder(tmp_path: Path, damage: str) -> None:
+    """Whether the store had it open or not; pages stay, and so does the quota."""
+    store = make(tmp_path, *range(FITS))
+    path = tmp_path / "l3" / "v1" / "index.db"
+    contents = {"rubbish": b"not an index " * 999, "zeros": bytes(4096), "other": b""}
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(contents[damage])
+    for number in range(10, 13):
+        store.put(key(number), page(number))
+    fresh = make(tmp_path, 13)
+    assert kept(fresh, range(14)) == [4, 5, 6, 7, 8, 10, 11, 12, 13]
+    assert disk_bytes(tmp_path) <= MIN_QUOTA
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "l3" / "v1" / "ab"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    make(tmp_path, *range(30))
+    assert (folder / "notes.txt").read_text() == "mine"

@@ -1,0 +1,89 @@
+"""Frames: what comes out is what went in for that key, or an error with the right reason."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotprefix.engine.stores.errors import PageError, Reason
+from hotprefix.engine.stores.frame import HEADER_BYTES, VERSION, pack, unpack
+
+KEY = bytes(range(32))
+PAYLOAD = bytes(range(256)) * 3
+
+
+def reason_of(data: bytes, key: bytes = KEY) -> Reason:
+    with pytest.raises(PageError) as caught:
+        unpack(key, data)
+    return caught.value.reason
+
+
+@given(st.binary(max_size=3000), st.binary(min_size=32, max_size=32))
+def test_a_page_comes_back_whole(payload: bytes, key: bytes) -> None:
+    assert unpack(key, pack(key, payload)) == payload
+
+
+def test_the_layout_is_fixed() -> None:
+    """Another process, release or hash seed reads the same bytes (handed case 51)."""
+    framed = pack(KEY, b"abc")
+    assert framed[:8] == b"hPKV\x01\x00\x00\x00"
+    assert framed[8:48] == KEY + struct.pack("<Q", 3)
+    assert framed[48:64].hex() == "2d25b67ac50e1284afafdd1b93b5eba8"
+    assert framed[64:] == b"abc"
+
+
+def test_every_flipped_bit_of_every_byte_is_found() -> None:
+    framed = pack(KEY, PAYLOAD)
+    for position in range(len(framed)):
+        for bit in range(8):
+            data = bytearray(framed)
+            data[position] ^= 1 << bit
+            with pytest.raises(PageError):
+                unpack(KEY, bytes(data))
+
+
+def test_every_truncation_is_found() -> None:
+    framed = pack(KEY, PAYLOAD)
+    assert {reason_of(framed[:length]) for length in range(len(framed))} == {Reason.TRUNCATED}
+
+
+@given(st.data())
+def test_any_overwritten_region_is_found(data: st.DataObject) -> None:
+    framed = pack(KEY, PAYLOAD)
+    start = data.draw(st.integers(0, len(framed) - 1))
+    junk = data.draw(st.binary(min_size=1, max_size=len(framed) - start))
+    damaged = framed[:start] + junk + framed[start + len(junk) :]
+    if damaged == framed:
+        return
+    with pytest.raises(PageError):
+        unpack(KEY, damaged)
+
+
+@given(st.binary(max_size=400))
+def test_foreign_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(PageError):
+        unpack(KEY, data)
+
+
+def test_each_damage_has_its_reason() -> None:
+    framed = pack(KEY, PAYLOAD)
+    newer = framed[:4] + struct.pack("<H", VERSION + 1) + framed[6:]
+    assert reason_of(newer) is Reason.FOREIGN_VERSION
+    assert reason_of(framed, key=bytes(32)) is Reason.WRONG_KEY
+    assert reason_of(framed + b"x") is Reason.WRONG_LENGTH
+    assert reason_of(b"JUNK" + framed[4:]) is Reason.CORRUPTED
+    assert reason_of(framed[:-1] + b"\x00") is Reason.CORRUPTED
+    assert reason_of(framed[: HEADER_BYTES - 1]) is Reason.TRUNCATED
+
+
+def test_a_page_of_zeros_is_not_a_page() -> None:
+    """What a file system may leave after a power loss."""
+    assert reason_of(bytes(HEADER_BYTES + len(PAYLOAD))) is Reason.CORRUPTED
+
+
+def test_a_key_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="32 bytes, got 3"):
+        pack(b"abc", PAYLOAD)
