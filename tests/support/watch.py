@@ -107,7 +107,7 @@ class OnceWatch:
             known = self._d.prompts[chunk.request] + self._d.outputs[chunk.request]
             reuse, share = self.limits.get(chunk.request, (None, None))
             shareable = len(known) if share is None else share
-            reusable = min(len(known) - 1 if reuse is None else reuse, shareable)
+            reusable = min(len(known) - 1, len(known) if reuse is None else reuse, shareable)
             for index in range(chunk.start // page, -(-chunk.stop // page)):
                 physical = table[index]
                 mine.add(physical)

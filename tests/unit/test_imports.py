@@ -1,0 +1,106 @@
+"""Who may import whom. The kernel stays pure: what it may import is listed, everything else is forbidden."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hotprefix
+
+ROOT = Path(hotprefix.__file__).parent
+MODULES = sorted(ROOT.rglob("*.py"))
+
+KERNEL_MAY_IMPORT = frozenset(
+    {"__future__", "abc", "bisect", "collections", "dataclasses", "enum", "hashlib", "heapq", "itertools"}
+    | {"math", "numpy", "typing"}
+)
+SYS_ATTRIBUTES = frozenset({"byteorder"})
+NUMPY_BANNED = frozenset({"random", "load", "save", "memmap", "fromfile", "datetime64"})
+BUILTINS_BANNED = frozenset(
+    {"open", "print", "input", "exec", "eval", "__import__", "breakpoint", "id", "hash"}
+)
+
+# A layer may import itself and the layers listed, never one above it.
+LAYERS = {
+    "errors": set(),
+    "kernel": {"errors"},
+    "engine": {"errors", "kernel"},
+    "server": {"errors", "kernel", "engine"},
+    "lab": {"errors", "kernel"},
+    "bench": {"errors", "kernel", "engine", "report"},
+    "report": {"errors", "kernel", "bench", "lab"},
+}
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module a file imports, wherever in the file, by its full dotted name."""
+    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*base, node.module] if node.module else base)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"kernel", "engine", "errors"} <= {layer(p) for p in MODULES}
+    assert "hotprefix.kernel.cache.node.walk" in set(imports(ROOT / "kernel/cache/tree.py"))
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if layer(p) == "kernel"], ids=name_of)
+def test_the_kernel_imports_only_what_is_pure(path: Path) -> None:
+    for name in imports(path):
+        top = name.partition(".")[0]
+        inside = name.startswith(("hotprefix.kernel", "hotprefix.errors"))
+        assert inside or top in KERNEL_MAY_IMPORT or name == "sys", f"{name_of(path)} imports {name}"
+        assert not (top == "numpy" and NUMPY_BANNED & set(name.split("."))), name
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            where = f"{name_of(path)}:{node.lineno} uses {node.value.id}.{node.attr}"
+            assert node.value.id != "sys" or node.attr in SYS_ATTRIBUTES, where
+            assert node.value.id not in ("np", "numpy") or node.attr not in NUMPY_BANNED, where
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in BUILTINS_BANNED, f"{name_of(path)}:{node.lineno} calls {node.func.id}"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if layer(p) in LAYERS], ids=name_of)
+def test_layers_import_downwards_only(path: Path) -> None:
+    own = layer(path)
+    for name in imports(path):
+        if name.startswith("hotprefix."):
+            other = name.split(".")[1]
+            assert other == own or other in LAYERS[own] or other == "__version__", (
+                f"{name_of(path)} imports {name}"
+            )
+
+
+def test_importing_the_kernel_loads_nothing_heavy() -> None:
+    modules = [name_of(p) for p in MODULES if layer(p) == "kernel"]
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = set(loaded.stdout.split())
+    assert "hotprefix.kernel.kernel" in names
+    heavy = {"torch", "starlette", "uvicorn", "asyncio", "pydantic", "transformers", "tokenizers", "rich"}
+    ours_above = {
+        n
+        for n in names
+        if n.startswith("hotprefix.") and n.split(".")[1] in LAYERS.keys() - {"kernel", "errors"}
+    }
+    assert not heavy & names
+    assert not ours_above
