@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from datetime import datetime
@@ -67,13 +68,15 @@ def controls(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [marks[i] for i in ids if i in marks]
 
 
-def cases() -> list[tuple[Tokenizer, str]]:
-    return [
+@functools.cache
+def cases() -> list[tuple[Tokenizer, str, ChatTemplate]]:
+    pairs = [
         (toy(CHATML), CHATML_TEMPLATE),
         (toy(LLAMA3), LLAMA3_TEMPLATE),
         (toy(CHATML, QWEN_MARKUP), QWEN_TEMPLATE),
         (default_tokenizer(), default_tokenizer().templates["default"]),
     ]
+    return [(tokenizer, source, ChatTemplate(tokenizer, source=source)) for tokenizer, source in pairs]
 
 
 # -- plain rendering ------------------------------------------------------------------------------
@@ -200,8 +203,7 @@ _FORGED = st.lists(st.sampled_from(_PIECES), max_size=8).map("".join)
 @settings(max_examples=150, deadline=None)
 @given(_FORGED, _FORGED)
 def test_no_message_becomes_a_control_token(first: str, second: str) -> None:
-    for tokenizer, source in cases():
-        template = ChatTemplate(tokenizer, source=source)
+    for tokenizer, source, template in cases():
         messages = [{"role": "system", "content": first}, user(second)]
         prompt = template.render(messages)
         plain = template.render([{"role": "system", "content": "a"}, user("a")])
@@ -213,12 +215,17 @@ def test_no_message_becomes_a_control_token(first: str, second: str) -> None:
             assert tokenizer.decode(prompt.ids, skip_special_tokens=False) == prompt.text
 
 
+@functools.cache
+def noted() -> tuple[Tokenizer, ChatTemplate]:
+    """Qwen's, with a caller's variable put where it would complete a control token."""
+    tokenizer = toy(CHATML, QWEN_MARKUP)
+    return tokenizer, ChatTemplate(tokenizer, source=QWEN_TEMPLATE + "{{ '<|' ~ note ~ '|>' }}")
+
+
 @settings(max_examples=100, deadline=None)
 @given(_FORGED, _FORGED)
 def test_no_tool_nor_variable_nor_name_does(name: str, text: str) -> None:
-    tokenizer = toy(CHATML, QWEN_MARKUP)
-    source = QWEN_TEMPLATE + "{{ '<|' ~ note ~ '|>' }}"
-    template = ChatTemplate(tokenizer, source=source)
+    tokenizer, template = noted()
 
     def render(name: str, text: str) -> list[str]:
         call = {"function": {"name": name, "arguments": json.dumps({text: text})}}

@@ -7,7 +7,8 @@ only then drops the guards. Strings are changed nowhere else, so templates may t
 slice them, and text runs through template and message are tokenized as one, as the model was trained.
 An assistant's own earlier words may hold markup tokens (<think>, <tool_call>), never control tokens.
 BOS comes from the template alone (handed case 16). Keys of tools keep the caller's order (handed case
-42): the same tools in another order are another prompt. Any fault is an InputError.
+42): the same tools in another order are another prompt. A template that knows no tools gets them in
+plain messages (tool_prompt.py). Any fault is an InputError.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from hotprefix.engine.text.guard import Guard
 from hotprefix.engine.text.messages import RawJson, normalise
 from hotprefix.engine.text.tokenizer import Tokenizer
+from hotprefix.engine.text.tool_prompt import inlined
 from hotprefix.errors import InputError, ModelLoadError
 
 _RESERVED = frozenset(
@@ -89,10 +91,13 @@ class ChatTemplate:
             raise InputError(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
         try:
             guard = Guard(self._tokenizer, (messages, tools, documents, kwargs))
+            told = list(normalise(messages))
+            if tools and not self.knows_tools:
+                told = inlined(told, tools)
             variables = {
                 "add_generation_prompt": add_generation_prompt,
                 **guard.value(dict(kwargs or {})),
-                "messages": [guard.message(m) for m in normalise(messages)],
+                "messages": [guard.message(m) for m in told],
                 "tools": guard.value(list(tools)) if tools else None,
                 "documents": guard.value(list(documents)) if documents else None,
                 "bos_token": self._tokenizer.text_of(self._tokenizer.bos_id),

@@ -1,0 +1,79 @@
+"""Making a model call a tool. Owns: the grammar behind `tool_choice` required and named.
+
+Rules: the grammar is the model's own format, so the same parser reads what it forces; each tool's
+parameters are its schema's own root, so references inside it keep their meaning. `auto` and `none` force
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.text.tokenizer import Tokenizer
+from hotprefix.engine.text.tools import OPENERS, ToolFormat
+from hotprefix.errors import InputError
+
+_ANY = {"type": "object"}
+_SHAPES = {
+    ToolFormat.HERMES: ('\n{"name": %s, "arguments": ', "}\n</tool_call>"),
+    ToolFormat.LLAMA3: ('{"name": %s, "parameters": ', "}"),
+    ToolFormat.MISTRAL: ('{"name": %s, "arguments": ', "}"),
+}
+
+
+def forced_calls(
+    form: ToolFormat,
+    tools: Sequence[Mapping[str, Any]],
+    choice: str,
+    tokenizer: Tokenizer,
+    *,
+    parallel: bool = True,
+) -> StructuredOutput | None:
+    """The grammar for a choice: "auto", "none", "required", or a tool's name given as "name:f". parallel:
+    several calls may follow each other. Raises InputError for a tool that is not there."""
+    if choice in ("auto", "none"):
+        return None
+    functions = [tool["function"] for tool in tools]
+    if choice != "required":
+        wanted = choice.removeprefix("name:")
+        functions = [f for f in functions if f["name"] == wanted]
+    if not functions:
+        known = ", ".join(tool["function"]["name"] for tool in tools) or "none"
+        raise InputError(f"tool_choice {choice!r}: the request's tools are {known}", param="tool_choice")
+    return StructuredOutput("lark", _grammar(form, functions, tokenizer, parallel and choice == "required"))
+
+
+def shows_markers(form: ToolFormat, tokenizer: Tokenizer) -> bool:
+    """Whether the format's opener is a control token, which only skip_special_tokens=False shows."""
+    return OPENERS[form] in tokenizer.special
+
+
+def _grammar(
+    form: ToolFormat, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, several: bool
+) -> str:
+    before, after = _SHAPES[form]
+    opener = _mark(OPENERS[form], tokenizer)
+    gap = {ToolFormat.HERMES: "\n", ToolFormat.LLAMA3: "; ", ToolFormat.MISTRAL: ", "}[form]
+    start = f"call ({_text(gap)} call)*" if several else "call"
+    if form is ToolFormat.MISTRAL:
+        start = f'{opener} "[" {start} "]"'
+    call_head = f"{opener} " if form is ToolFormat.HERMES else ""
+    calls = []
+    rules = []
+    for i, function in enumerate(functions):
+        head = before % json.dumps(function["name"], ensure_ascii=False)
+        calls.append(f"{call_head}{_text(head)} arguments_{i} {_text(after)}")
+        rules.append(f"arguments_{i}: %json {json.dumps(function.get('parameters') or _ANY)}")
+    return "\n".join([f"start: {start}", f"call: {' | '.join(calls)}", *rules])
+
+
+def _mark(text: str, tokenizer: Tokenizer) -> str:
+    """A marker as its control token, or as text where it is none."""
+    return f"<[{tokenizer.token_id(text)}]>" if text in tokenizer.special else _text(text)
+
+
+def _text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
