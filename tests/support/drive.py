@@ -31,12 +31,19 @@ class Driver:
             **config,  # type: ignore[arg-type]
         )
         self.kernel = Kernel(self.config, capabilities, sink)
-        self.executor = FakeExecutor(total_pages, page_size, self.config.max_running)
+        tiers = self.config.tiers
+        self.executor = FakeExecutor(
+            total_pages, page_size, self.config.max_running, tiers.pages if tiers else 0
+        )
+        self.fetches: dict[int, tuple[bytes, ...]] = {}
+        self.storage_delay = 0
+        self._due: list[tuple[float, int]] = []
         self.now = 0.0
         self.prompts: dict[str, list[int]] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
         self.cached: dict[str, int] = {}
+        self.sources: dict[str, tuple[int, int, int]] = {}
         self.plans: list[StepPlan] = []
         self.stop_at: frozenset[int] = frozenset()
 
@@ -52,9 +59,33 @@ class Driver:
         self._note(self.kernel.abort(name, self.now))
 
     def plan(self) -> StepPlan:
+        self.deliver()
         plan = self.kernel.plan(self.now)
         self.plans.append(plan)
+        for fetch in plan.fetches:
+            self.fetches[fetch.id] = fetch.keys
+            self._due.append((self.now + self.storage_delay, fetch.id))
+        for cancelled in plan.cancels:
+            self.fetches.pop(cancelled, None)
         return plan
+
+    def deliver(self) -> None:
+        """Report every fetch whose time has come: the leading keys that the store has."""
+        for due, fetch in [d for d in self._due if d[0] <= self.now]:
+            self._due.remove((due, fetch))
+            if fetch in self.fetches:
+                self.land(fetch)
+
+    def land(self, fetch: int, most: int | None = None) -> None:
+        keys = self.fetches.pop(fetch)[:most]
+        payloads = []
+        for key in keys:
+            if key not in self.executor.stored:
+                break
+            payloads.append(self.executor.stored[key])
+        where = self.kernel.transfer_done(fetch, len(payloads), 1.0, self.now)
+        for index, page in where.items():
+            self.executor.land(page, payloads[index])
 
     def execute(self, plan: StepPlan) -> None:
         outcome = self.executor.run(plan, self.stop_at)
@@ -65,7 +96,7 @@ class Driver:
 
     def step(self) -> StepPlan:
         plan = self.plan()
-        if plan.chunks:
+        if not plan.empty:
             self.execute(plan)
         else:
             self.now += 1.0
@@ -88,6 +119,11 @@ class Driver:
         if progress.token is not None:
             self.outputs[name].append(progress.token)
         self.cached[name] = progress.cached
+        self.sources[name] = (
+            progress.cached - progress.host - progress.storage,
+            progress.host,
+            progress.storage,
+        )
         if progress.finish is not None:
             self.finish[name] = progress.finish
 

@@ -59,12 +59,14 @@ class FakeExecutor:
     """Executes plans over slots of two 64-bit layers. fail_next makes that many steps fail after
     having written half of their KV."""
 
-    def __init__(self, total_pages: int, page_size: int, max_running: int) -> None:
+    def __init__(self, total_pages: int, page_size: int, max_running: int, host_pages: int = 0) -> None:
         self.page = page_size
         self.kv = np.full((2, total_pages * page_size), 0xDEAD, dtype=U64)
         self.tables: list[list[int]] = [[] for _ in range(max_running)]
+        self.host = np.full((2, host_pages * page_size), 0xBEEF, dtype=U64)
         self.fail_next = 0
         self.computed = 0
+        self.stored: dict[bytes, bytes] = {}
 
     def run(self, plan: StepPlan, stop_at: frozenset[int] = frozenset()) -> StepOutcome:
         """stop_at: token ids that end a request."""
@@ -76,7 +78,24 @@ class FakeExecutor:
         pages = np.array(table, dtype=np.int64)
         return pages[positions // self.page] * self.page + positions % self.page
 
+    def _rows(self, page: int) -> slice:
+        return slice(page * self.page, (page + 1) * self.page)
+
+    def carry(self, plan: StepPlan) -> None:
+        """The plan's moves between tiers, in the plan's order."""
+        for store in plan.stores:
+            self.stored[store.key] = self.host[:, self._rows(store.page)].tobytes()
+        for copy in plan.saves:
+            self.host[:, self._rows(copy.target)] = self.kv[:, self._rows(copy.source)]
+        for copy in plan.restores:
+            self.kv[:, self._rows(copy.target)] = self.host[:, self._rows(copy.source)]
+
+    def land(self, page: int, payload: bytes) -> None:
+        """Write a fetched payload to its L2 page."""
+        self.host[:, self._rows(page)] = np.frombuffer(payload, dtype=U64).reshape(2, self.page)
+
     def _run(self, plan: StepPlan, stop_at: frozenset[int]) -> StepOutcome:
+        self.carry(plan)
         slots = []
         for chunk in plan.chunks:
             table = self.tables[chunk.slot]

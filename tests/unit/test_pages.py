@@ -8,7 +8,7 @@ import pytest
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.cache.l1 import L1
+from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.cache.pages import PagePool, PageState
 from hotprefix.kernel.config import Eviction
 from hotprefix.kernel.request import Namespace

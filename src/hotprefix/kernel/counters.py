@@ -14,7 +14,8 @@ class Counters:
     """Tokens, pages or requests, as named.
 
     lookups/hits: requests whose first prefill step ran, and those of them that reused something.
-    prompt_tokens/cached_tokens: of those requests; computed_prompt_tokens: positions below the prefill
+    prompt_tokens/cached_tokens: of those requests, cached_host_tokens and cached_storage_tokens the parts
+    whose final source was L2 and L3; computed_prompt_tokens: positions below the prefill
     target computed, re-computation included; recomputed_tokens: of all positions, those computed a
     second time after a retraction. indexed_pages/evicted_pages: into and out of the tree.
     duplicate_pages: computed though another request's copy was kept. refresh_touches: prefixes touched by
@@ -26,6 +27,8 @@ class Counters:
     hits: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cached_host_tokens: int = 0
+    cached_storage_tokens: int = 0
     computed_prompt_tokens: int = 0
     computed_output_tokens: int = 0
     recomputed_tokens: int = 0

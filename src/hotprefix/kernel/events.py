@@ -33,13 +33,36 @@ class Enqueued(Event):
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Event):
-    """matched: tokens reusable from L1 at admission. again: a re-admission after a retraction."""
+    """matched: tokens reusable from L1 at admission. restored_host/restored_storage: tokens copied back
+    behind them whose source was L2, or L3 while the request waited. again: a re-admission after a
+    retraction."""
 
     request: RequestId
     matched: int
     matched_at_enqueue: int
+    restored_host: int
+    restored_storage: int
     waited: float
     again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStarted(Event):
+    """Pages are being read from L3 (one fetch may serve several requests)."""
+
+    fetch: int
+    request: RequestId
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchEnded(Event):
+    """pages: how many came; landed: how many got a place in L2."""
+
+    fetch: int
+    pages: int
+    landed: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

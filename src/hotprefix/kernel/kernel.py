@@ -9,11 +9,12 @@ in the step in flight takes effect with its commit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotprefix.errors import ContextLengthExceeded, ProtocolError, QueueFull, RequestRejected
 from hotprefix.kernel import events as ev
-from hotprefix.kernel.cache.l1 import Occupancy
+from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.config import Capabilities, KernelConfig
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress, StepOutcome, StepPlan
@@ -35,14 +36,19 @@ class Status:
     l1: Occupancy
     tree_nodes: int
     namespaces: int
+    l2: Occupancy | None = None
+    fetches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What a flush freed and what it had to leave because running requests read it (pages)."""
+    """What a flush freed, and what it had to leave because running requests read it, in L1 and L2 (pages).
+    L3 is not touched: other engines may use it."""
 
     freed: int
     protected: int
+    host_freed: int = 0
+    host_protected: int = 0
 
 
 class Kernel:
@@ -119,13 +125,14 @@ class Kernel:
     # -- steps ------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan:
-        """The next forward pass. A plan without chunks needs no commit."""
+        """The next step. An `empty` plan is not committed; its fetches and cancels count all the same."""
         self._tick(now)
         if self._in_flight is not None:
             raise ProtocolError(f"step {self._in_flight.step} is not committed yet")
         plan = self._planner.plan()
-        if plan.chunks:
+        if not plan.empty:
             self._in_flight = plan
+            self._s.planned_at = now
         return plan
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> tuple[Progress, ...]:
@@ -137,6 +144,22 @@ class Kernel:
         self._in_flight = None
         return progress
 
+    def transfer_done(self, fetch: int, pages: int, seconds: float, now: float) -> Mapping[int, int]:
+        """A fetch has ended with its leading `pages` payloads (0: a miss, or a failure), after `seconds`.
+
+        Returns which L2 page each payload, by index, must be written to before the next plan; payloads not
+        named are to be dropped. Empty for a fetch that was cancelled meanwhile. Raises ProtocolError
+        while a step is in flight: it may be reading those pages.
+        """
+        self._tick(now)
+        if self._in_flight is not None:
+            raise ProtocolError("a transfer was reported while a step is in flight")
+        if self._s.prefetch is None:
+            raise ProtocolError(f"fetch {fetch} was reported, but there is no L3")
+        where = self._s.prefetch.arrived(fetch, pages, seconds)
+        self._emit(ev.FetchEnded(now, fetch, pages, len(where), seconds))
+        return where
+
     # -- the cache as a whole ---------------------------------------------------------------------
 
     def flush(self, now: float) -> FlushReport:
@@ -146,12 +169,16 @@ class Kernel:
             pass
         freed = self._s.l1.flush()
         self._s.counters.flushed_pages += freed
-        return FlushReport(freed, self._s.l1.occupancy().protected)
+        host = self._s.host.tier if self._s.host is not None else None
+        host_freed = host.flush() if host is not None else 0
+        host_protected = host.occupancy().protected if host is not None else 0
+        return FlushReport(freed, self._s.l1.occupancy().protected, host_freed, host_protected)
 
     @property
     def has_work(self) -> bool:
-        """True while any request has not ended."""
-        return bool(self._s.sequences)
+        """True while any request has not ended, or copies wait for a plan to carry them."""
+        s = self._s
+        return bool(s.sequences) or (s.host is not None and s.host.pending)
 
     @property
     def counters(self) -> Counters:
@@ -165,14 +192,20 @@ class Kernel:
     def status(self) -> Status:
         s = self._s
         return Status(
-            len(s.running), len(s.queue), s.parked, s.l1.occupancy(), s.l1.tree.nodes, s.l1.tree.namespaces
-        )
+            len(s.running), len(s.queue), s.parked, s.l1.occupancy(), s.l1.tree.nodes, s.l1.tree.namespaces,
+            s.host.tier.occupancy() if s.host is not None else None,
+            s.prefetch.in_flight if s.prefetch is not None else 0,
+        )  # fmt: skip
 
     def check(self) -> None:
         """Verify conservation page by page, and that nothing is remembered of ended requests. Raises
         ProtocolError. Costs a walk over all pages: for tests and for idle moments."""
         s = self._s
         s.l1.check(page for seq in s.running for page in seq.owned)
+        if s.host is not None:
+            s.host.tier.check(())
+            if not self.has_work and self._in_flight is None and s.host.tier.tree.protected_pages:
+                raise ProtocolError("idle, yet pages of L2 are protected")
         phases = len(s.running) + len(s.queue) + s.parked
         if phases != len(s.sequences) or len(s.slots) + len(s.running) != self.config.max_running:
             raise ProtocolError(f"{phases} requests in phases, {len(s.sequences)} known")

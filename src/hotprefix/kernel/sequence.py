@@ -25,17 +25,17 @@ class Phase(Enum):
 
 class Sequence:
     """See the module's rules. `target` is the number of known tokens at admission: what lies below it
-    is prefill. adopted: tokens taken from the cache since the last commit. cached: effective reuse, counted
-    only until the first run is retracted; host and
-    storage are the parts of it that came from L2 and L3. fetch: the L3 fetch it waits for; from_storage: the
-    pages [first, last) that one brought to L2. highest: most positions ever computed. Times are the driver's
-    clock, seconds."""
+    is prefill. adopted: tokens taken from the cache since the last commit. cached: effective reuse,
+    counted only until the first run is retracted; host and storage are the parts of it that came from
+    L2 and L3. saved: leading pages whose copy in L2 was seen to. fetch: the L3 fetch it waits for;
+    from_storage: the pages [first, last) that one brought to L2. highest: most positions ever computed.
+    Times are the driver's clock, seconds."""
 
     __slots__ = (
         "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
         "computed_total", "dirty_from", "executed", "failures", "fetch", "fetch_decided", "from_storage",
         "handle", "highest", "host", "key", "known", "matched_at_enqueue", "memo", "outputs", "overtaken",
-        "phase", "request", "retractions", "reuse_counts", "serial", "shared", "slot", "storage",
+        "phase", "request", "retractions", "reuse_counts", "saved", "serial", "shared", "slot", "storage",
         "suspect_until", "table", "target", "target_key",
     )  # fmt: skip
 
@@ -74,6 +74,7 @@ class Sequence:
         self.adopted_host = 0
         self.adopted_storage = 0
         self.host = 0
+        self.saved = 0
         self.storage = 0
 
     @property
@@ -140,5 +141,6 @@ class Sequence:
         self.slot = -1
         self.dirty_from = 0
         self.memo = None
+        self.saved = 0
         self.adopted = self.adopted_host = self.adopted_storage = 0
         self.reuse_counts = not self.executed

@@ -7,18 +7,22 @@ flight place it holds is returned on every path. Ended sequences are forgotten.
 from __future__ import annotations
 
 from hotprefix.kernel import events as ev
-from hotprefix.kernel.cache.l1 import L1
+from hotprefix.kernel.cache.host import HostTier
 from hotprefix.kernel.cache.node import Match
 from hotprefix.kernel.cache.tables import Tables
-from hotprefix.kernel.config import Capabilities, Flight, KernelConfig, Order
+from hotprefix.kernel.cache.tier import Tier
+from hotprefix.kernel.config import Capabilities, Eviction, Flight, KernelConfig, Order, TierConfig, Write
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress
 from hotprefix.kernel.request import RequestId
+from hotprefix.kernel.sched.estimates import Estimates
 from hotprefix.kernel.sched.flight import ExactFlights
+from hotprefix.kernel.sched.prefetch import Prefetcher
 from hotprefix.kernel.sched.publish import publishable, rules_for
 from hotprefix.kernel.sched.queue import WaitingQueue
 from hotprefix.kernel.sched.sessions import SessionHolds
 from hotprefix.kernel.sequence import Phase, Sequence
+from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
 class State:
@@ -31,7 +35,8 @@ class State:
         self.emit = emit
         self.counters = Counters()
         self.now = 0.0
-        self.l1 = L1(config.total_pages, config.page_size, config.eviction, self._on_evict)
+        self.planned_at = 0.0
+        self.l1 = Tier(config.total_pages, config.page_size, config.eviction, self._on_evict)
         self.tables = Tables(self.l1)
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
@@ -44,6 +49,24 @@ class State:
         self.preempts = config.preemption and config.order is Order.PRIORITY
         exact = config.flight in (Flight.EXACT_FINISH, Flight.EXACT_PREFILL) and config.prefix_cache
         self.flights = ExactFlights(config.max_elections) if exact else None
+        self.host: HostTier | None = None
+        self.prefetch: Prefetcher | None = None
+        if config.tiers is not None and config.prefix_cache:
+            self._add_tiers(config.tiers)
+
+    def _add_tiers(self, tiers: TierConfig) -> None:
+        self.estimates = Estimates(
+            tiers.compute_s_per_token, tiers.restore_s_per_page, tiers.fetch_s_per_page
+        )
+        tier = Tier(tiers.pages, self.config.page_size, Eviction.LRU, lambda pages: None)
+        host = self.host = HostTier(tier, tiers.storage)
+        if tiers.write is Write.BACK:
+            self.l1.tree.before_evict = lambda leaf, pages: host.save_evicted(self.l1.tree, leaf)
+        if tiers.storage:
+            self.prefetch = Prefetcher(
+                self.host, self.estimates, tiers.prefetch, tiers.prefetch_timeout_s, tiers.min_fetch_pages,
+                tiers.fetch_window,
+            )  # fmt: skip
 
     def _on_evict(self, pages: list[int]) -> None:
         self.counters.evicted_pages += len(pages)
@@ -94,17 +117,69 @@ class State:
         self.tables.open(seq, match)
         seq.adopted = seq.computed
         self.running.append(seq)
-        self._note_admission(seq, match)
-
-    def _note_admission(self, seq: Sequence, match: Match | None) -> None:
-        """Retention is of the enqueue-time hit's own interval; pages only planned now are not yet there."""
         resident = (match.pages - match.planned) * self.config.page_size if match else 0
+        self._use_tiers(seq, resident // self.config.page_size)
+        self._note_admission(seq, resident)
+
+    def _use_tiers(self, seq: Sequence, resident: int) -> None:
+        """What the lower tiers mean for an admission: a second use is worth a copy in L2 (`selective`), and
+        what L1 lacks is copied back where that is quicker than computing it."""
+        if self.host is None or self.config.tiers is None:
+            return
+        if self.config.tiers.write is Write.SELECTIVE and resident:
+            self.save(seq, resident)
+        self._restore(seq, self.host, self.config.tiers.min_restore_pages)
+        if self.prefetch is not None:
+            self.prefetch.leave(seq)
+
+    def _restore(self, seq: Sequence, host: HostTier, minimum: int) -> None:
+        """Own pages for what L2 has beyond the match, filled before this step's forward pass. A request
+        whose step failed before computes instead: the copy may be what fails."""
+        page, first = self.config.page_size, seq.shared
+        if seq.failures or seq.computed != first * page:
+            return
+        match = host.match(seq.request.namespace, seq.target_key, seq.reuse_limit // page)
+        last = match.pages if match else 0
+        if last - first < minimum or not self.estimates.worth_restoring(last - first, page):
+            return
+        pin = host.hold(seq.request.namespace, seq.target_key, last)
+        if not self.tables.grow(seq, last * page):
+            host.drop(pin)
+            return
+        host.restore(pin, first, seq.table[first:last])
+        seq.computed = last * page
+        self.tables.plan_ahead(seq, seq.computed)
+        low, high = seq.from_storage
+        stored = max(0, min(high, last) - max(low, first)) * page
+        seq.adopted_storage += stored
+        seq.adopted_host += (last - first) * page - stored
+        seq.adopted += (last - first) * page
+
+    def save(self, seq: Sequence, pages: int) -> None:
+        """See to a copy of the sequence's first `pages` pages in L2."""
+        if self.host is not None and pages > seq.saved:
+            width = self.config.page_size * TOKEN_BYTES
+            self.host.save(seq.request.namespace, bytes(seq.key[: pages * width]), seq.table[:pages])
+            seq.saved = pages
+
+    def save_published(self, seq: Sequence) -> None:
+        """With `through`, what has been published also goes to L2."""
+        if self.config.tiers is not None and self.config.tiers.write is Write.THROUGH:
+            self.save(seq, seq.shared)
+
+    def _note_admission(self, seq: Sequence, resident: int) -> None:
+        """Retention is of the enqueue-time hit's own interval; pages only planned now are not yet there."""
         again = seq.retractions > 0
         if not again:
             self.counters.lost_waiting_tokens += max(0, seq.matched_at_enqueue - resident)
         if self.emit.on:
             waited = self.now - seq.arrival
-            self.emit(ev.Admitted(self.now, seq.request.id, resident, seq.matched_at_enqueue, waited, again))
+            self.emit(
+                ev.Admitted(
+                    self.now, seq.request.id, resident, seq.matched_at_enqueue, seq.adopted_host,
+                    seq.adopted_storage, waited, again,
+                )
+            )  # fmt: skip
 
     def retract(self, seq: Sequence, reason: str) -> None:
         """Back to the queue; complete computed pages stay in the cache as long as they last."""
@@ -123,6 +198,7 @@ class State:
         it had computed before; those pages go with the failed step."""
         if publish and not seq.pin.planned:
             self.publish(seq, publishable(self.rules, seq, ended=True))
+            self.save_published(seq)
         self.tables.release(seq)
         self.slots.append(seq.slot)
         self.running.remove(seq)
@@ -150,6 +226,8 @@ class State:
             self.queue.remove(seq)
         else:
             self.parked -= 1
+        if self.prefetch is not None:
+            self.prefetch.leave(seq)
         seq.phase = Phase.ENDED
         if finish in (Finish.STOP, Finish.LENGTH):
             self.release_flight(seq)
@@ -160,7 +238,7 @@ class State:
         del self.sequences[seq.request.id]
         self.suspects.pop(seq.request.id, None)
         self._count_end(seq, finish)
-        return Progress(seq.request.id, token, finish, seq.cached, seq.computed_total, error)
+        return progress_of(seq, token, finish, error)
 
     def _hold_session(self, seq: Sequence) -> None:
         """Where the request asks for it, its session keeps a pin of its own on everything published."""
@@ -201,3 +279,12 @@ class State:
     def _hand_over(self, seq: Sequence) -> None:
         if self.flights is not None and self.flights.leads(seq.request.id):
             self.wake(self.flights.hand_over(seq.request.id))
+
+
+def progress_of(
+    seq: Sequence, token: int | None, finish: Finish | None = None, error: str | None = None
+) -> Progress:
+    """What a driver is told about a request."""
+    return Progress(
+        seq.request.id, token, finish, seq.cached, seq.computed_total, error, seq.host, seq.storage
+    )

@@ -10,8 +10,8 @@ publishes those the step in flight completes, to be settled or discarded with th
 from __future__ import annotations
 
 from hotprefix.errors import ProtocolError
-from hotprefix.kernel.cache.l1 import L1
 from hotprefix.kernel.cache.node import Match
+from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
@@ -19,7 +19,7 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 class Tables:
     """Page-table operations over one L1."""
 
-    def __init__(self, l1: L1) -> None:
+    def __init__(self, l1: Tier) -> None:
         self._l1 = l1
         self._page = l1.page_size
 

@@ -34,7 +34,8 @@ class Inserted:
 
 
 class PrefixTree:
-    """Radix trees of page-aligned int32 token runs."""
+    """Radix trees of page-aligned int32 token runs. before_evict(leaf, pages): told before that many pages
+    leave a leaf's tail; it must not change this tree."""
 
     def __init__(self, page_size: int, key: Callable[[LeafView], SortKey]) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
@@ -46,6 +47,7 @@ class PrefixTree:
         self.nodes = 0
         self.total_pages = 0
         self.protected_pages = 0
+        self.before_evict: Callable[[Node, int], None] | None = None
 
     @property
     def evictable_pages(self) -> int:
@@ -69,12 +71,26 @@ class PrefixTree:
 
     def pages_of(self, match: Match) -> list[int]:
         """Page ids of the matched prefix, first page first."""
-        runs = [match.node.pages[: match.inside]]
-        node = match.node.parent
+        above = [] if match.node.parent is None else self.path_pages(match.node.parent)
+        return above + match.node.pages[: match.inside]
+
+    def path_pages(self, end: Node) -> list[int]:
+        """Page ids from the root to a node's end."""
+        runs = []
+        node: Node | None = end
         while node is not None:
             runs.append(node.pages)
             node = node.parent
         return [page for run in reversed(runs) for page in run]
+
+    def path_key(self, end: Node) -> bytes:
+        """Token bytes from the root to a node's end."""
+        runs = []
+        node: Node | None = end
+        while node is not None:
+            runs.append(node.key)
+            node = node.parent
+        return b"".join(reversed(runs))
 
     # -- recency ----------------------------------------------------------------------------------
 
@@ -109,7 +125,7 @@ class PrefixTree:
         return root
 
     def pin_again(self, handle: Node) -> Node:
-        """A second pin on a prefix that is pinned already."""
+        """One more pin on the prefix that ends with this node (a handle, or a node that has just settled)."""
         self._protect(handle)
         return handle
 
@@ -169,7 +185,7 @@ class PrefixTree:
 
     def settle(self) -> list[Node]:
         """The step that computes the planned pages has run: they are real. Returns their nodes."""
-        settled, self._planned = self._planned, []
+        settled, self._planned = [node for node in self._planned if node.pages], []
         for node in settled:
             node.planned = False
             node.version += 1
@@ -182,7 +198,7 @@ class PrefixTree:
     def discard_planned(self) -> list[int]:
         """The step failed: take back the pages it would have computed. All their pins must be gone."""
         freed: list[int] = []
-        for node in sorted(self._planned, key=Node.depth, reverse=True):
+        for node in sorted((n for n in self._planned if n.pages), key=Node.depth, reverse=True):
             if node.pins:
                 raise ProtocolError("a page of a failed step is still pinned")
             freed.extend(node.pages)
@@ -214,6 +230,8 @@ class PrefixTree:
             if take <= 0:
                 spared.append(leaf)
                 continue
+            if self.before_evict is not None:
+                self.before_evict(leaf, take)
             freed.extend(reversed(leaf.pages[len(leaf.pages) - take :]))
             self._shrink(leaf, take)
         for node in spared:

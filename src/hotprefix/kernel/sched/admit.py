@@ -70,6 +70,8 @@ class Admission:
     def attempt(self, seq: Sequence) -> Verdict:
         """Admit the sequence if it may run now."""
         s = self._s
+        if s.prefetch is not None and s.prefetch.must_wait(seq, s.now):
+            return Verdict.PAUSED
         match = s.tables.lookup(seq) if s.config.prefix_cache else None
         if match is not None and match.planned and not s.rules.read_planned:
             return Verdict.PAUSED

@@ -14,7 +14,10 @@ from hotprefix.kernel.config import Flight
 from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan
 from hotprefix.kernel.sched.publish import publishable
 from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import State
+from hotprefix.kernel.state import State, progress_of
+
+MIN_PREFILL = 64
+PREFILL_SHARE = 0.9
 
 
 class Committer:
@@ -31,6 +34,9 @@ class Committer:
             raise ProtocolError(f"no sampled token for {', '.join(missing)}")
         s = self._s
         s.counters.indexed_pages += sum(len(node.pages) for node in s.l1.tree.settle())
+        if s.host is not None:
+            s.host.commit()
+            self._learn(plan, outcome)
         progress = []
         for chunk in plan.chunks:
             done = self._advance(s.sequences[chunk.request], chunk, outcome)
@@ -52,13 +58,14 @@ class Committer:
             return s.end(seq, finish, token)
         s.tables.settled(seq)
         s.publish(seq, publishable(s.rules, seq, ended=False))
+        s.save_published(seq)
         if prefilled and s.config.flight is Flight.EXACT_PREFILL:
             s.release_flight(seq)
         if seq.computed >= seq.suspect_until and s.suspects.pop(seq.request.id, None) is not None:
             seq.failures = 0
         if token is None:
             return None
-        return Progress(seq.request.id, token, None, seq.cached, seq.computed_total)
+        return progress_of(seq, token)
 
     def _sampled(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> tuple[int | None, Finish | None]:
         if seq.aborted:
@@ -92,12 +99,28 @@ class Committer:
             count.hits += not seq.cached
             count.cached_tokens += seq.adopted
             seq.cached += seq.adopted
-        seq.adopted = 0
+            seq.host += seq.adopted_host
+            seq.storage += seq.adopted_storage
+            count.cached_host_tokens += seq.adopted_host
+            count.cached_storage_tokens += seq.adopted_storage
+        seq.adopted = seq.adopted_host = seq.adopted_storage = 0
+
+    def _learn(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        """Let predictions follow what steps really took. Only steps that are nearly all prefill tell the
+        price of a prefill token."""
+        s = self._s
+        if plan.restores:
+            s.estimates.restore.learn(outcome.restore_s, len(plan.restores))
+        prefill = sum(c.stop - c.start for c in plan.chunks if c.prefill)
+        if prefill >= MIN_PREFILL and prefill >= PREFILL_SHARE * plan.batched_tokens:
+            s.estimates.compute.learn(s.now - s.planned_at - outcome.restore_s, prefill)
 
     # -- failure ----------------------------------------------------------------------------------
 
     def _fail(self, plan: StepPlan, error: str) -> tuple[Progress, ...]:
         s = self._s
+        if s.host is not None:
+            s.host.fail()
         seqs = [s.sequences[chunk.request] for chunk in plan.chunks]
         for seq, chunk in zip(seqs, plan.chunks, strict=True):
             seq.suspect_until = max(seq.suspect_until, chunk.stop)

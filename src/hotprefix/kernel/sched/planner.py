@@ -47,6 +47,8 @@ class Planner:
         s.reserve = max(s.config.output_reserve, s.reserve * RESERVE_DECAY)
         s.sessions.expire(s.now)
         self._refresh.run()
+        if s.prefetch is not None:
+            s.prefetch.look_ahead(s.queue)
         while True:
             if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
                 self._plan_batch()
@@ -54,7 +56,12 @@ class Planner:
             if self._chunks or not (s.sequences and s.sessions.drop_oldest()):
                 break
         stall = None if self._chunks else self._stall()
-        return StepPlan(self._step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall)
+        fetches, cancels = s.prefetch.take() if s.prefetch is not None else ((), ())
+        stores, saves, restores = s.host.take() if s.host is not None else ((), (), ())
+        return StepPlan(
+            self._step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall, fetches,
+            cancels, stores, saves, restores,
+        )  # fmt: skip
 
     def _plan_batch(self) -> None:
         s = self._s

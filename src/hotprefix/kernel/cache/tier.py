@@ -1,5 +1,5 @@
-"""L1, the device tier: the page pool and the prefix tree over it. Owns: the one place where pages are
-allocated by evicting, and the conservation check.
+"""One tier of pages: the pool and the prefix tree over it (L1 on the device, L2 in host memory). Owns: the
+one place where pages are allocated by evicting, and the conservation check.
 
 Rule (terms.md): free + owned + evictable + protected = total, at all times; `check` verifies it page
 by page, not only by counters.
@@ -29,7 +29,7 @@ class Occupancy:
     protected: int
 
 
-class L1:
+class Tier:
     """`total` pages of `page_size` tokens. wanted: asked at each allocation that must evict, which leading
     pages of which nodes to take last."""
 

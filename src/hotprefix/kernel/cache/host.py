@@ -1,0 +1,195 @@
+"""L2, the host tier. Owns: which prefixes have a copy in host memory, and the copies a plan must make.
+
+Rules (kernel.md, *Tiers*): L2 is the same pool and tree as L1, so it holds prefixes without holes: a
+save copies what is missing of the whole prefix. A save makes planned pages that the step which carries
+the copies settles or discards. Every L2 page that a queued or carried move reads or writes stays pinned
+until that step has been committed or has failed, so nothing is overwritten before it was read. A save
+that finds no room is dropped and counted; what was not copied is lost, never treated as saved (handed
+case 106). Moves happen in this order: stores, saves, restores, forward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotprefix.errors import ProtocolError
+from hotprefix.kernel.cache.keys import chain, root_key
+from hotprefix.kernel.cache.node import Match, Node
+from hotprefix.kernel.cache.tier import Tier
+from hotprefix.kernel.cache.tree import PrefixTree
+from hotprefix.kernel.plan import Copy, StorePage
+from hotprefix.kernel.request import Namespace
+from hotprefix.kernel.tokens import TOKEN_BYTES
+
+
+@dataclass(slots=True)
+class HostCounters:
+    """Pages by link and by what became of them."""
+
+    saved: int = 0
+    restored: int = 0
+    landed: int = 0
+    stored: int = 0
+    save_no_room: int = 0
+    land_no_room: int = 0
+
+
+class HostTier:
+    """Book-keeping of L2 over one `Tier`. store: whether settled pages also go to L3."""
+
+    def __init__(self, tier: Tier, store: bool) -> None:
+        self.tier = tier
+        self.counters = HostCounters()
+        self._store = store
+        self._saves: list[Copy] = []
+        self._restores: list[Copy] = []
+        self._stores: list[StorePage] = []
+        self._queued: list[Node] = []
+        self._carried: list[Node] = []
+
+    # -- L1 -> L2 ---------------------------------------------------------------------------------
+
+    def save(self, namespace: Namespace, key: bytes, pages: list[int]) -> None:
+        """Copy what L2 lacks of a prefix. key: its token bytes, page-aligned; pages: its L1 pages."""
+        tree = self.tier.tree
+        self._touch(namespace, key, len(pages))
+        match = tree.lookup(namespace, key, len(pages))
+        have = match.pages if match else 0
+        if have == len(pages):
+            return
+        handle = tree.pin(match) if match and have else tree.pin_root(namespace)
+        room = min(len(pages) - have, self.tier.available)
+        self.counters.save_no_room += len(pages) - have - room
+        copies = self._insert(handle, key, have, room, planned=True)
+        self._saves += [Copy(pages[have + i], page) for i, page in enumerate(copies)]
+        self.counters.saved += len(copies)
+
+    def save_evicted(self, device: PrefixTree, leaf: Node) -> None:
+        """Write-back: L1's tree is about to take pages off a leaf. The whole prefix is seen to, because
+        L2 holds no page without its parents; what L1 takes from the same leaf next is then there."""
+        if not leaf.planned:
+            self.save(leaf.namespace, device.path_key(leaf), device.path_pages(leaf))
+
+    def _insert(self, handle: Node, key: bytes, have: int, room: int, planned: bool) -> list[int]:
+        """Index `room` new pages below a pinned handle; returns them. The pin is returned, unless a plan
+        has to fill the pages yet."""
+        tree = self.tier.tree
+        pages = self.tier.allocate(room) or []
+        if pages:
+            width = self.tier.page_size * TOKEN_BYTES
+            run = key[have * width : (have + room) * width]
+            inserted = tree.insert(handle, run, pages, planned=planned)
+            handle = inserted.handle
+            if inserted.added:
+                self.tier.pool.index(pages)
+            else:
+                self.tier.pool.release(pages)
+                pages = []
+        if pages and planned:
+            self._queued.append(handle)
+        else:
+            tree.unpin(handle)
+        return pages
+
+    # -- L2 -> L1 ---------------------------------------------------------------------------------
+
+    def match(self, namespace: Namespace, key: bytes, limit: int) -> Match | None:
+        """Longest prefix with settled copies, at most `limit` pages."""
+        found = self.tier.tree.lookup(namespace, key, limit)
+        if found is not None and found.planned:
+            found = self.tier.tree.lookup(namespace, key, found.pages - found.planned)
+        return found
+
+    def hold(self, namespace: Namespace, key: bytes, pages: int) -> Node:
+        """Pin the first `pages` pages that `match` found, before L1 makes room for them: making room may
+        need room in L2 too. The pin goes to `restore` or `drop`."""
+        self._touch(namespace, key, pages)
+        found = self.tier.tree.lookup(namespace, key, pages)
+        if found is None or found.pages < pages:
+            raise ProtocolError("pages to restore are not in L2")
+        return self.tier.tree.pin(found)
+
+    def drop(self, pin: Node) -> None:
+        """Nothing is restored after all."""
+        self.tier.tree.unpin(pin)
+
+    def restore(self, pin: Node, first: int, into: list[int]) -> None:
+        """Copy pages first .. of a held prefix into L1 pages, in the step being planned."""
+        sources = self.tier.tree.path_pages(pin)[first:]
+        self._queued.append(pin)
+        self._restores += [Copy(source, page) for source, page in zip(sources, into, strict=True)]
+        self.counters.restored += len(into)
+
+    def _touch(self, namespace: Namespace, key: bytes, pages: int) -> None:
+        match = self.tier.tree.lookup(namespace, key, pages)
+        if match is not None:
+            self.tier.tree.touch(match)
+
+    # -- L3 -> L2 ---------------------------------------------------------------------------------
+
+    def land(
+        self, namespace: Namespace, key: bytes, first: int, count: int
+    ) -> tuple[dict[int, int], Node | None]:
+        """Make room for fetched pages first .. first+count of a prefix.
+
+        Returns (fetch index -> L2 page that its payload must be written to now, a pin on the whole
+        landed prefix). Pages that L2 has meanwhile are skipped; what finds no room is dropped from the
+        end; where L2 no longer holds the part before `first`, everything is.
+        """
+        tree = self.tier.tree
+        match = tree.lookup(namespace, key, first + count)
+        have = match.pages if match else 0
+        if have < first and first > 0:
+            self.counters.land_no_room += count
+            return {}, None
+        handle = tree.pin(match) if match and have else tree.pin_root(namespace)
+        room = min(first + count - have, self.tier.available)
+        self.counters.land_no_room += first + count - have - room
+        pages = self._insert(handle, key, have, room, planned=False)
+        self.counters.landed += len(pages)
+        whole = tree.lookup(namespace, key, have + len(pages))
+        pin = tree.pin(whole) if whole is not None and whole.pages else None
+        return {have - first + i: page for i, page in enumerate(pages)}, pin
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def take(self) -> tuple[tuple[StorePage, ...], tuple[Copy, ...], tuple[Copy, ...]]:
+        """(stores, saves, restores) for the plan being made."""
+        moves = tuple(self._stores), tuple(self._saves), tuple(self._restores)
+        self._stores, self._saves, self._restores = [], [], []
+        self._carried, self._queued = self._queued, []
+        return moves
+
+    @property
+    def pending(self) -> bool:
+        """True while moves wait for a plan to carry them."""
+        return bool(self._stores or self._saves)
+
+    def commit(self) -> None:
+        """The plan that carried the copies has run."""
+        for node in self.tier.tree.settle():
+            if self._store:
+                self._queue_stores(node)
+        self._unpin_carried()
+
+    def fail(self) -> None:
+        """It has not: its saves never happened."""
+        self._unpin_carried()
+        self.tier.pool.unindex(self.tier.tree.discard_planned())
+
+    def _unpin_carried(self) -> None:
+        for node in self._carried:
+            self.tier.tree.unpin(node)
+        self._carried = []
+
+    def _queue_stores(self, node: Node) -> None:
+        self._queued.append(self.tier.tree.pin_again(node))
+        keys = chain(self._parent_key(node), node.key, self.tier.page_size)
+        self._stores += [StorePage(key, page) for key, page in zip(keys, node.pages, strict=True)]
+        self.counters.stored += len(keys)
+
+    def _parent_key(self, node: Node) -> bytes:
+        """Name of the page above a node: the chain over everything from the root."""
+        start = root_key(node.namespace, self.tier.page_size)
+        above = b"" if node.parent is None else self.tier.tree.path_key(node.parent)
+        return chain(start, above, self.tier.page_size)[-1] if above else start
