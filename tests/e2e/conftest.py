@@ -1,6 +1,7 @@
 """The live server of the end-to-end tests. Owns: one `hotprefix serve` on the default model per session.
 
-Rules: fp32, and chunks of 256 tokens so that ordinary prompts take several steps; started on first use.
+Rules: fp32, and chunks of 128 tokens so that ordinary prompts take several steps; one thread, because two
+that wait for each other crawl on a busy machine; started on first use.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import pytest
 
 from tests.support.serving import Server
 
-CHUNK = 256
+CHUNK = 128
 FLAGS = [
     "--port", "0", "--dtype", "float32", "--kv-tokens", "16384", "--max-batched-tokens", str(CHUNK),
-    "--max-running", "16", "--max-waiting", "64",
+    "--max-running", "16", "--max-waiting", "64", "--threads", "1",
 ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class Server:
 
     def until_ready(self) -> None:
         self.until_says(re.compile("ready: "))
-        assert httpx.get(f"{self.url}/health").status_code == 200
+        assert httpx.get(f"{self.url}/health", timeout=200).status_code == 200
 
     def engine_pid(self) -> int:
         import psutil
@@ -48,9 +48,9 @@ class Server:
         (engine,) = [child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())]
         return int(engine)
 
-    def until_health(self, status: int, limit_s: float = 30) -> httpx.Response:
+    def until_health(self, status: int, limit_s: float = 120) -> httpx.Response:
         end = time.monotonic() + limit_s
-        while (answer := httpx.get(f"{self.url}/health")).status_code != status:
+        while (answer := httpx.get(f"{self.url}/health", timeout=200)).status_code != status:
             assert time.monotonic() < end, answer.text
             time.sleep(0.02)
         return answer
@@ -58,7 +58,7 @@ class Server:
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def wait(self, limit_s: float = 30) -> int:
+    def wait(self, limit_s: float = 120) -> int:
         return self.process.wait(limit_s)
 
 
