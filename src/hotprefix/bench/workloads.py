@@ -89,7 +89,7 @@ class Scale:
 
 FULL = Scale()
 QUICK = Scale(
-    levels=(8,), fan_levels=(2,), long=16, short=4, churn_prompts=3, churn_prompt=400, churn_pages=56
+    levels=(8,), fan_levels=(2,), long=8, short=4, churn_prompts=3, churn_prompt=400, churn_pages=56
 )
 
 
