@@ -22,7 +22,7 @@ from hotprefix.report.text import Cell, change, factor, seconds, spread, whole
 VOID = {"meta", "br", "rect", "line", "circle"}
 
 
-def summary(model: str = "tiny") -> Summary:
+def summary(model: str = "tiny", load: float | None = None) -> Summary:
     results = []
     for w in build(tuple(Name), SyntheticMaterial(), QUICK):
         runs = {
@@ -38,7 +38,7 @@ def summary(model: str = "tiny") -> Summary:
         results.append(summarise(w, runs, baseline(w.name), 16, 64))
     setup = Setup(
         hotprefix="0", started="2026-01-01T00:00:00+00:00", model=model, dtype="float32", device="cpu",
-        versions={"python": "3.11"}, machine="m", cpus=2, load_before=None, page_size=16,
+        versions={"python": "3.11"}, machine="m", cpus=2, load_before=load, page_size=16,
         max_batched_tokens=2048, runs=2, quick=True, wall_s=1.0,
     )  # fmt: skip
     return Summary(setup=setup, workloads=tuple(results))
@@ -95,6 +95,12 @@ def test_report_escapes_what_it_is_given() -> None:
     page = render(summary(model="<script>x</script>"))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_report_warns_of_a_busy_machine() -> None:
+    assert "load 1.5 on 2 CPUs" in render(summary(load=1.5))
+    assert "was busy" not in render(summary(load=0.5))
+    assert "was busy" not in render(summary(load=None))
 
 
 def test_bars_are_proportional_start_at_zero_and_fit() -> None:

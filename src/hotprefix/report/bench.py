@@ -76,9 +76,15 @@ def render(summary: Summary) -> str:
 def _lead(setup: Setup) -> str:
     runs = "a single run" if setup.runs == 1 else f"{setup.runs} interleaved runs"
     quick = " Quick mode: small sizes, meant to see that everything works." if setup.quick else ""
+    busy = ""
+    if setup.load_before is not None and setup.load_before > setup.cpus / 2:
+        busy = (
+            f" The machine was busy with other work (load {setup.load_before:.1f} on {setup.cpus} CPUs): "
+            "trust the counts, not the times."
+        )
     return (
         f"Live experiments on {setup.model} ({setup.dtype}, {setup.device}), {runs} per arm, greedy, "
-        f"end of sequence ignored. Token counts follow from policy alone; times are this machine's.{quick}"
+        f"end of sequence ignored. Token counts follow from policy alone; times are this machine's.{quick}{busy}"
     )
 
 
