@@ -84,7 +84,8 @@ def _lead(setup: Setup) -> str:
         )
     return (
         f"Live experiments on {setup.model} ({setup.dtype}, {setup.device}), {runs} per arm, greedy, "
-        f"end of sequence ignored. Token counts follow from policy alone; times are this machine's.{quick}{busy}"
+        "end of sequence ignored. Token counts follow from policy alone; times are this machine's."
+        f"{quick}{busy}"
     )
 
 
