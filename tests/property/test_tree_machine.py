@@ -109,12 +109,13 @@ class TreeMachine(RuleBasedStateMachine):
 
     # -- pins -------------------------------------------------------------------------------------
 
-    @rule(pages=keys, space=spaces)
-    def pin(self, pages: list[int], space: Namespace) -> None:
-        key = self.key(pages)
+    @rule(wanted=keys, space=spaces)
+    def pin(self, wanted: list[int], space: Namespace) -> None:
+        key = self.key(wanted)
         match = self.find(space, key)
         handle = self.tree.pin_root(space) if match is None else self.tree.pin(match)
-        self.held(Pin(handle, space, key[: (match.pages if match else 0) * self.oracle.width]))
+        pages, planned = (match.pages, match.planned > 0) if match else (0, False)
+        self.held(Pin(handle, space, key[: pages * self.oracle.width], planned))
 
     def held(self, pin: Pin) -> None:
         self.pins.append(pin)

@@ -21,7 +21,7 @@ class PlanWatch:
         self._d = driver
         self._next: dict[str, int] = {}
         self._slots: dict[int, str] = {}
-        self._alone = False
+        self._unsure: set[str] = set()  # retracted with a failed step if they read its pages
 
     def planned(self, plan: StepPlan) -> None:
         """Call with every plan before it is executed."""
@@ -29,6 +29,9 @@ class PlanWatch:
         for name in plan.retracted:
             self._leave(name)
         for admission in plan.admissions:
+            if self._slots.get(admission.slot) in self._unsure or admission.request in self._unsure:
+                self._leave(admission.request)
+                self._leave(self._slots.get(admission.slot))
             assert admission.slot not in self._slots, "a slot is given twice"
             assert 0 <= admission.slot < config.max_running
             assert admission.cached < len(self._known(admission.request))
@@ -47,6 +50,7 @@ class PlanWatch:
     def _chunk(self, chunk: Chunk) -> None:
         known, page = self._known(chunk.request), self._d.config.page_size
         assert self._slots[chunk.slot] == chunk.request
+        self._unsure.discard(chunk.request)
         assert chunk.start >= self._next[chunk.request], "positions are computed once"
         assert chunk.start < chunk.stop <= len(known)
         assert list(tk.view(chunk.tokens)) == known[chunk.start : chunk.stop]
@@ -57,12 +61,12 @@ class PlanWatch:
     def committed(self, plan: StepPlan, ok: bool) -> None:
         """Call after every commit."""
         if not ok:
-            self._slots.clear()
+            for chunk in plan.chunks:
+                self._leave(chunk.request)
+            self._unsure |= set(self._slots.values())
         for name in list(self._slots.values()):
             if name in self._d.finish:
                 self._leave(name)
-        if not ok:
-            self._next.clear()
 
     def aborted(self, name: str) -> None:
         if name in self._d.finish:
@@ -71,10 +75,11 @@ class PlanWatch:
     def _known(self, name: str) -> list[int]:
         return self._d.prompts[name] + self._d.outputs[name]
 
-    def _leave(self, name: str) -> None:
+    def _leave(self, name: str | None) -> None:
         for slot, holder in list(self._slots.items()):
             if holder == name:
                 del self._slots[slot]
+                self._unsure.discard(holder)
 
 
 class OnceWatch:

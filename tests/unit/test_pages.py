@@ -8,8 +8,8 @@ import pytest
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.cache.pages import PagePool, PageState
+from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.config import Eviction
 from hotprefix.kernel.request import Namespace
 
@@ -84,7 +84,7 @@ def test_random_moves_conserve_pages() -> None:
 
 def test_an_allocation_that_cannot_be_met_evicts_nothing() -> None:
     evicted: list[int] = []
-    l1 = L1(4, 1, Eviction.LRU, evicted.extend)
+    l1 = Tier(4, 1, Eviction.LRU, evicted.extend)
     pages = l1.allocate(3)
     assert pages is not None
     key = tk.encode([1, 2, 3])
