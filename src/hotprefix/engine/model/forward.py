@@ -7,7 +7,6 @@ gate-up are one matrix each. Activations keep the model's dtype; logits leave as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,24 +16,10 @@ from hotprefix.engine.batch import Batch
 from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.model.config import ModelConfig
 from hotprefix.engine.model.gguf_weights import ROPE_DIVISORS
-from hotprefix.engine.model.ops import Ops
+from hotprefix.engine.model.ops import LayerHandles, Ops, StackOps
 from hotprefix.engine.model.rope import RopeTable
 from hotprefix.engine.model.weights import Weights
 from hotprefix.errors import ModelLoadError
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    qkv: Any
-    output: Any
-    gate_up: Any
-    down: Any
-    input_norm: Tensor
-    middle_norm: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    window: int | None
-    rotates: bool
 
 
 class Decoder:
@@ -56,6 +41,10 @@ class Decoder:
         divisors = weights.get(ROPE_DIVISORS) if ROPE_DIVISORS in weights else None
         self._rope = RopeTable(config.rope, config.head_dim, device, divisors)
         self._scale = config.head_dim**-0.5
+        self._stack = None
+        if isinstance(ops, StackOps):
+            shape, eps = config.shape, config.norm_eps
+            self._stack = ops.prepare_layers(self._layers, self._final_norm, shape, eps, self._scale)
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """Write the batch's KV and return float32[L, V] logits of `batch.logit_rows`."""
@@ -64,11 +53,18 @@ class Decoder:
     @torch.inference_mode()
     def hidden(self, batch: Batch, pool: KVPool) -> Tensor:
         """Write the batch's KV and return the final-normed states [T, hidden]."""
+        cos, sin = self._rope(batch.positions)
+        residual = self._embedding.index_select(0, batch.token_ids)
+        if self._stack is not None:
+            return self._stack.run(residual, cos, sin, batch, pool.keys, pool.values)
+        return self._layer_by_layer(residual, cos, sin, batch, pool)
+
+    def _layer_by_layer(
+        self, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch, pool: KVPool
+    ) -> Tensor:
         ops, config, eps = self._ops, self.config, self.config.norm_eps
         shape = config.shape
-        cos, sin = self._rope(batch.positions)
         still = (torch.ones_like(cos), torch.zeros_like(sin))
-        residual = self._embedding.index_select(0, batch.token_ids)
         x = ops.norm(residual, self._layers[0].input_norm, eps)
         for i, layer in enumerate(self._layers):
             keys, values = pool.keys[i], pool.values[i]
@@ -88,7 +84,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Tensor:
         """Rows of `hidden` [L, hidden] -> float32[L, V]."""
-        return self._ops.linear(states, self._head).float()
+        return self._ops.linear(states, self._head, torch.float32)
 
 
 class _Taker:
@@ -118,7 +114,7 @@ class _Taker:
         return tensor.to(device=self._device, dtype=dtype).contiguous()
 
 
-def _load_layer(config: ModelConfig, ops: Ops, take: _Taker, i: int) -> _Layer:
+def _load_layer(config: ModelConfig, ops: Ops, take: _Taker, i: int) -> LayerHandles:
     base = f"model.layers.{i}"
     wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -131,7 +127,7 @@ def _load_layer(config: ModelConfig, ops: Ops, take: _Taker, i: int) -> _Layer:
         return take.vector(f"{base}.self_attn.{name}.weight", config.head_dim) if config.qk_norm else None
 
     attention = [("self_attn.q_proj", wide), ("self_attn.k_proj", narrow), ("self_attn.v_proj", narrow)]
-    return _Layer(
+    return LayerHandles(
         qkv=linear(attention, hidden, config.qkv_bias),
         output=linear([("self_attn.o_proj", hidden)], wide, config.output_bias),
         gate_up=linear([("mlp.gate_proj", inner), ("mlp.up_proj", inner)], hidden, config.mlp_bias),

@@ -8,9 +8,11 @@ Shapes: T tokens, H query heads, K key/value heads (H a multiple of K), D head s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from hotprefix.engine.batch import Batch
@@ -30,6 +32,23 @@ class HeadShape:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class LayerHandles:
+    """One decoder layer: handles of `Ops.prepare_linear`, float32 norm weights, attention window in tokens
+    (None = full), and whether q and k are rotated."""
+
+    qkv: Any
+    output: Any
+    gate_up: Any
+    down: Any
+    input_norm: Tensor
+    middle_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    window: int | None
+    rotates: bool
+
+
 class Ops(Protocol):
     """One implementation of the decoder's arithmetic."""
 
@@ -38,8 +57,9 @@ class Ops(Protocol):
         `linear` wants; the implementation may repack, and the caller drops its own reference."""
         ...
 
-    def linear(self, x: Tensor, handle: Any) -> Tensor:
-        """x [T, in] -> x @ weight.T + bias, [T, out], in x's dtype."""
+    def linear(self, x: Tensor, handle: Any, out_dtype: torch.dtype | None = None) -> Tensor:
+        """x [T, in] -> x @ weight.T + bias, [T, out], in x's dtype; with out_dtype float32, in that
+        (logits: unrounded where the implementation can, since rounding to bfloat16 makes ties)."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -79,4 +99,33 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """gate_up [T, 2F] -> silu(gate_up[:, :F]) * gate_up[:, F:], [T, F]."""
+        ...
+
+
+class Stack(Protocol):
+    """All of a decoder's layers behind one call."""
+
+    def run(
+        self,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        batch: Batch,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> Tensor:
+        """residual [T, hidden]: the embedded tokens, overwritten; keys[i] and values[i]: layer i's pool,
+        written at `batch.slots`. Returns the last layer's output after the final norm, [T, hidden]: the
+        same numbers as the operations of `Ops` one by one."""
+        ...
+
+
+@runtime_checkable
+class StackOps(Protocol):
+    """Operations that can also run all layers in one call."""
+
+    def prepare_layers(
+        self, layers: Sequence[LayerHandles], final_norm: Tensor, shape: HeadShape, eps: float, scale: float
+    ) -> Stack:
+        """Raises ValueError where the layers' shapes do not fit together."""
         ...

@@ -39,11 +39,13 @@ class TorchOps:
             return LinearHandle(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
         return LinearHandle(weight.contiguous(), bias, False)
 
-    def linear(self, x: Tensor, handle: LinearHandle) -> Tensor:
+    def linear(self, x: Tensor, handle: LinearHandle, out_dtype: torch.dtype | None = None) -> Tensor:
+        out: Tensor
         if handle.packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, handle.weight, handle.bias, "none", [], "")
-            return out
-        return F.linear(x, handle.weight, handle.bias)
+            out = torch.ops.mkldnn._linear_pointwise(x, handle.weight, handle.bias, "none", [], "")
+        else:
+            out = F.linear(x, handle.weight, handle.bias)
+        return out if out_dtype is None else out.to(out_dtype)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()

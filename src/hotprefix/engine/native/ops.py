@@ -9,41 +9,25 @@ bits whatever else is in the batch and however a prompt was cut into chunks.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hotprefix.engine.batch import Batch
-from hotprefix.engine.model.ops import HeadShape
+from hotprefix.engine.model.ops import HeadShape, LayerHandles
+from hotprefix.engine.native.checks import BatchStruct, LinearHandle, LinearStruct, check, describe, raise_for
+from hotprefix.engine.native.decoder import NativeStack
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _MAX_GROUP = 96  # MAX_ROWS in attention_block.h
-_ERRORS = {
-    1: "native kernel: out of memory",
-    2: "native attention: the batch contradicts itself or names a page outside the pool",
-    3: "native rope_write: a slot lies outside the pool",
-}
-
-
-class _Linear(Structure):
-    _fields_ = (
-        ("weight", c_void_p), ("bias", c_void_p), ("in", c_size_t), ("out", c_size_t), ("bf16", c_int),
-    )  # fmt: skip
 
 
 class _Rope(Structure):
     _fields_ = (
         ("heads", c_size_t), ("kv_heads", c_size_t), ("head_dim", c_size_t),
         ("cos", c_void_p), ("sin", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("eps", c_float),
-    )  # fmt: skip
-
-
-class _Batch(Structure):
-    _fields_ = (
-        ("query_starts", c_void_p), ("context_lens", c_void_p), ("page_table", c_void_p),
-        ("requests", c_size_t), ("table_width", c_size_t), ("page_size", c_size_t), ("pages", c_size_t),
     )  # fmt: skip
 
 
@@ -54,42 +38,19 @@ class _Attention(Structure):
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class LinearHandle:
-    """A packed weight [rows out, columns in] with its bias; the tensors keep the memory alive."""
-
-    rows: int
-    columns: int
-    dtype: torch.dtype
-    weight: Tensor
-    bias: Tensor | None
-    struct: _Linear
-
-
-def check(tensor: Tensor, name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:
-    """The tensor's address. Raises ValueError unless it is a contiguous CPU tensor of this shape and of
-    one of these types."""
-    if tensor.shape != shape or tensor.dtype not in dtypes or not tensor.is_contiguous() or tensor.is_cuda:
-        raise ValueError(
-            f"{name}: got {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
-            f"{'' if tensor.is_contiguous() else ', not contiguous'}; native kernels want contiguous CPU "
-            f"{' or '.join(map(str, dtypes))} {shape}"
-        )
-    return tensor.data_ptr()
-
-
 class NativeOps:
     """`hotprefix.engine.model.ops.Ops` on the C kernels, for float32 and bfloat16 on the CPU."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """library: from `build.load()` or `build.build()`."""
+        self._library = library
         size, pointer, flag = c_size_t, c_void_p, c_int
         self._bytes = library.hp_linear_bytes
         self._bytes.argtypes, self._bytes.restype = [size, size, flag], size
         self._pack = library.hp_linear_pack
         self._pack.argtypes, self._pack.restype = [pointer, pointer, size, size, flag, flag], None
         self._linear = library.hp_linear_run
-        self._linear.argtypes = [POINTER(_Linear), pointer, size, pointer, flag, flag]
+        self._linear.argtypes = [POINTER(LinearStruct), pointer, size, pointer, flag, flag]
         self._norm = library.hp_norm
         self._norm.argtypes = [pointer, pointer, pointer, c_float, pointer, size, size, flag, flag]
         self._norm.restype = None
@@ -98,7 +59,7 @@ class NativeOps:
         self._rope_write = library.hp_rope_write
         self._rope_write.argtypes = [POINTER(_Rope), *[pointer] * 5, size, size, flag, flag]
         self._attention = library.hp_attention_run
-        self._attention.argtypes = [POINTER(_Attention), POINTER(_Batch), *[pointer] * 4, flag]
+        self._attention.argtypes = [POINTER(_Attention), POINTER(BatchStruct), *[pointer] * 4, flag]
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> LinearHandle:
         """Repack weight [out, in] (float32, or bfloat16 with an even `in`) and bias [out]."""
@@ -113,8 +74,14 @@ class NativeOps:
         packed = _aligned(self._bytes(rows, columns, bf16))
         self._pack(weight.data_ptr(), packed.data_ptr(), rows, columns, bf16, torch.get_num_threads())
         bias_at = None if bias is None else bias.data_ptr()
-        struct = _Linear(packed.data_ptr(), bias_at, columns, rows, bf16)
+        struct = LinearStruct(packed.data_ptr(), bias_at, columns, rows, bf16)
         return LinearHandle(rows, columns, weight.dtype, packed, bias, struct)
+
+    def prepare_layers(
+        self, layers: Sequence[LayerHandles], final_norm: Tensor, shape: HeadShape, eps: float, scale: float
+    ) -> NativeStack:
+        """All layers as one call; see `StackOps`."""
+        return NativeStack(self._library, layers, final_norm, shape, eps, scale)
 
     def linear(self, x: Tensor, handle: LinearHandle, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [T, in] -> x @ weight.T + bias, [T, out], in x's dtype, or unrounded with float32 given."""
@@ -124,7 +91,7 @@ class NativeOps:
             raise ValueError(f"linear: out_dtype={out_dtype} is neither {x.dtype} nor torch.float32")
         out = torch.empty((tokens, handle.rows), dtype=out_dtype or x.dtype)
         bf16 = out.dtype == torch.bfloat16
-        _raise(self._linear(handle.struct, at, tokens, out.data_ptr(), bf16, torch.get_num_threads()))
+        raise_for(self._linear(handle.struct, at, tokens, out.data_ptr(), bf16, torch.get_num_threads()))
         return out
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -177,7 +144,7 @@ class NativeOps:
             check(k_pool, "k_pool", pool, qkv.dtype), check(v_pool, "v_pool", pool, qkv.dtype),
             pool[0], tokens, qkv.dtype == torch.bfloat16, torch.get_num_threads(),
         )  # fmt: skip
-        _raise(failed)
+        raise_for(failed)
         return q
 
     def attention(
@@ -198,7 +165,7 @@ class NativeOps:
             byref(shape), byref(lists), at, check(k_pool, "k_pool", pool, q.dtype),
             check(v_pool, "v_pool", pool, q.dtype), out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
-        _raise(failed)
+        raise_for(failed)
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -211,28 +178,7 @@ class NativeOps:
         return out
 
 
-def describe(batch: Batch, tokens: int, pool_rows: int) -> _Batch:
-    """The batch as C sees it. Raises ValueError where its arrays do not fit together or `tokens`."""
-    requests = batch.context_lens.shape[0]
-    width = batch.page_table.shape[1]
-    if batch.page_size < 1 or (requests and batch.query_bounds[-1] != tokens):
-        raise ValueError(f"batch: page_size={batch.page_size}, query_starts do not end at {tokens} tokens")
-    return _Batch(
-        check(batch.query_starts, "query_starts", (requests + 1,), torch.int32),
-        check(batch.context_lens, "context_lens", (requests,), torch.int32),
-        check(batch.page_table, "page_table", (requests, width), torch.int32),
-        requests, width, batch.page_size, pool_rows // max(batch.page_size, 1),
-    )  # fmt: skip
-
-
 def _aligned(size: int) -> Tensor:
     """uint8[size] whose address is a multiple of 64."""
     block = torch.empty(size + 64, dtype=torch.uint8)
     return block[-block.data_ptr() % 64 :][:size]
-
-
-def _raise(status: int) -> None:
-    if status == 1:
-        raise MemoryError(_ERRORS[1])
-    if status:
-        raise ValueError(_ERRORS[status])

@@ -1,0 +1,110 @@
+/* All layers of one step. Owns: the order of operations in a decoder layer.
+ *
+ * Rules: the same kernels in the same order as the caller would run one by one, so the same bits; one
+ * call a step spares the caller's overhead per operation, which at small batches is a large part of
+ * the time. All of a layer's keys and values are written before its attention reads any.
+ */
+#include <stdlib.h>
+
+#include "attention.h"
+#include "linear.h"
+#include "parallel.h"
+#include "rows.h"
+
+struct hp_layer {
+    struct hp_linear qkv, output, gate_up, down;
+    const float *input_norm, *middle_norm, *q_norm, *k_norm; /* the last two may be NULL */
+    size_t window;                                           /* 0: none */
+    int rotates;
+};
+
+struct hp_decoder {
+    const struct hp_layer *layers;
+    size_t count, heads, kv_heads, head_dim, hidden, inner;
+    const float *final_norm;
+    float eps, scale;
+    int bf16;
+};
+
+/* What one step brings: rows tokens; slots, cos and sin as in rows.h; keys[i], values[i] layer i's pool. */
+struct hp_step {
+    const struct hp_batch *batch;
+    size_t rows, pool_rows;
+    const int64_t *slots;
+    const float *cos, *sin;
+    void *const *keys, *const *values;
+    int threads;
+};
+
+struct buffers {
+    void *x, *wide, *q, *attended; /* [rows, hidden], [rows, widest projection], twice [rows, heads * head_dim] */
+};
+
+static int attend(const struct hp_decoder *model, const struct hp_step *step, size_t i, const struct buffers *buffers) {
+    const struct hp_layer *layer = &model->layers[i];
+    struct hp_rope rope = {
+        .heads = model->heads, .kv_heads = model->kv_heads, .head_dim = model->head_dim, .eps = model->eps,
+        .cos = layer->rotates ? step->cos : NULL, .sin = layer->rotates ? step->sin : NULL,
+        .q_norm = layer->q_norm, .k_norm = layer->k_norm,
+    };
+    struct hp_attention shape = {model->heads, model->kv_heads, model->head_dim,
+                                 model->scale, layer->window,   model->bf16};
+    int bf16 = model->bf16, threads = step->threads;
+    int failed = hp_linear_run(&layer->qkv, buffers->x, step->rows, buffers->wide, bf16, threads);
+    if (!failed)
+        failed = hp_rope_write(&rope, buffers->wide, step->slots, buffers->q, step->keys[i], step->values[i],
+                               step->pool_rows, step->rows, bf16, threads);
+    if (!failed)
+        failed = hp_attention_run(&shape, step->batch, buffers->q, step->keys[i], step->values[i],
+                                  buffers->attended, threads);
+    if (!failed) failed = hp_linear_run(&layer->output, buffers->attended, step->rows, buffers->x, bf16, threads);
+    return failed;
+}
+
+static int feed_forward(const struct hp_decoder *model, const struct hp_step *step, size_t i,
+                        const struct buffers *buffers) {
+    const struct hp_layer *layer = &model->layers[i];
+    int bf16 = model->bf16, threads = step->threads;
+    char *activated = (char *)buffers->wide + step->rows * 2 * model->inner * (bf16 ? 2 : 4);
+    int failed = hp_linear_run(&layer->gate_up, buffers->x, step->rows, buffers->wide, bf16, threads);
+    if (failed) return failed;
+    hp_silu_mul(buffers->wide, activated, step->rows, model->inner, bf16, threads);
+    return hp_linear_run(&layer->down, activated, step->rows, buffers->x, bf16, threads);
+}
+
+static int run_layers(const struct hp_decoder *model, const struct hp_step *step, void *residual, void *states,
+                      const struct buffers *buffers) {
+    size_t rows = step->rows, hidden = model->hidden;
+    int bf16 = model->bf16, threads = step->threads, failed = 0;
+    hp_norm(residual, NULL, model->layers[0].input_norm, model->eps, buffers->x, rows, hidden, bf16, threads);
+    for (size_t i = 0; i < model->count && !failed; i++) {
+        int last = i + 1 == model->count;
+        const float *next = last ? model->final_norm : model->layers[i + 1].input_norm;
+        if ((failed = attend(model, step, i, buffers))) break;
+        hp_norm(buffers->x, residual, model->layers[i].middle_norm, model->eps, buffers->x, rows, hidden, bf16, threads);
+        if ((failed = feed_forward(model, step, i, buffers))) break;
+        hp_norm(buffers->x, residual, next, model->eps, last ? states : buffers->x, rows, hidden, bf16, threads);
+    }
+    return failed;
+}
+
+/* residual [rows, hidden]: the embedded tokens, overwritten. states [rows, hidden]: the last layer's
+ * output, normed. Returns 0, or the status of the operation that failed. */
+int hp_decoder_run(const struct hp_decoder *model, const struct hp_step *step, void *residual, void *states) {
+    size_t element = model->bf16 ? 2 : 4, q_width = model->heads * model->head_dim;
+    size_t qkv_width = q_width + 2 * model->kv_heads * model->head_dim;
+    size_t wide = 3 * model->inner > qkv_width ? 3 * model->inner : qkv_width;
+    size_t widths[] = {model->hidden, wide, q_width, q_width}, total = 0;
+    for (int i = 0; i < 4; i++) total += (step->rows * widths[i] * element + 63) / 64 * 64;
+    char *memory = hp_scratch(total);
+    if (!memory) return 1;
+    void *parts[4], *at = memory;
+    for (int i = 0; i < 4; i++) {
+        parts[i] = at;
+        at = (char *)at + (step->rows * widths[i] * element + 63) / 64 * 64;
+    }
+    struct buffers buffers = {parts[0], parts[1], parts[2], parts[3]};
+    int failed = run_layers(model, step, residual, states, &buffers);
+    free(memory);
+    return failed;
+}
