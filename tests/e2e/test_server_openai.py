@@ -225,6 +225,37 @@ def test_a_choice_is_one_of_those_given(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content in ("crimson", "teal")
 
 
+def test_a_grammar_that_is_wrong_is_a_400(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=MODEL, prompt="a", extra_body={"guided_regex": "(a"})
+    assert "regex" in refused.value.message
+
+
+def test_a_required_tool_is_called_and_its_result_can_be_sent_back(client: openai.OpenAI) -> None:
+    parameters = {
+        "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    messages: Any = [{"role": "user", "content": "Is it warm in Rome?"}]
+    asked: Any = {"model": MODEL, "tools": tools, "temperature": 0, "max_tokens": 60}
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    whole = client.chat.completions.create(messages=messages, tool_choice=choice, **asked).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    (call,) = whole.message.tool_calls or ()
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+    stream = client.chat.completions.create(messages=messages, tool_choice=choice, stream=True, **asked)
+    deltas = [c for chunk in stream for choice in chunk.choices for c in choice.delta.tool_calls or ()]
+    assert "".join(c.function.arguments or "" for c in deltas if c.function) == call.function.arguments
+    messages += [
+        whole.message.model_dump(),
+        {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"},
+    ]
+    last = client.chat.completions.create(messages=messages, tool_choice="none", **asked)
+    assert last.choices[0].message.content
+
+
 def test_cached_tokens_and_metrics_agree(client: openai.OpenAI, live: Server) -> None:
     def counters() -> dict[str, float]:
         lines = httpx.get(f"{live.url}/metrics", timeout=200).text.splitlines()

@@ -24,9 +24,13 @@ from hotprefix.engine.messages import (
     Timing,
     Usage,
 )
+from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.text.tools import ToolFormat, ToolParser
+from hotprefix.errors import InputError
 from hotprefix.kernel.plan import Finish
 from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig
+from hotprefix.server.text import Tools
 
 VOCAB = 300
 CONTEXT = 4096
@@ -41,7 +45,30 @@ STATS = EngineStats(
 
 
 class BytesText:
-    """Token = byte; 256 opens a turn. Special tokens are never read from text."""
+    """Token = byte; 256 opens a turn. Special tokens are never read from text. Tools are told by their
+    names."""
+
+    hides_tool_marks = False
+
+    def __init__(self) -> None:
+        self.checked: list[StructuredOutput] = []
+
+    def tool_parser(self, tools: Tools) -> ToolParser:
+        return ToolParser(ToolFormat.HERMES, [tool["function"]["name"] for tool in tools])
+
+    def forced_calls(self, tools: Tools, choice: str, *, parallel: bool) -> StructuredOutput | None:
+        if choice in ("auto", "none"):
+            return None
+        if choice != "required" and choice.removeprefix("name:") not in [
+            t["function"]["name"] for t in tools
+        ]:
+            raise InputError(f"no tool {choice}", param="tool_choice")
+        return StructuredOutput("lark", f"{choice} {parallel}")
+
+    def check_grammar(self, structured: StructuredOutput) -> None:
+        if structured.spec == "too hard":
+            raise InputError("the grammar is too hard", param="response_format")
+        self.checked.append(structured)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
@@ -56,7 +83,7 @@ class BytesText:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Tools,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> list[int]:
@@ -65,6 +92,7 @@ class BytesText:
             content = message.get("content", "")
             text = content if isinstance(content, str) else "".join(part["text"] for part in content)
             ids += [TURN, *message["role"].encode(), *b":", *text.encode()]
+        ids = [*"".join(tool["function"]["name"] for tool in tools).encode(), *ids]
         return [*ids, TURN] if add_generation_prompt else ids
 
 

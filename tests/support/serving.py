@@ -45,7 +45,7 @@ class Server:
         import psutil
 
         children = psutil.Process(self.process.pid).children()
-        (engine,) = [child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+        (engine,) = [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
         return int(engine)
 
     def until_health(self, status: int, limit_s: float = 120) -> httpx.Response:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from hotprefix.engine.model.files import resolve_model
+from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.errors import InputError, ModelLoadError
 from hotprefix.server.model_text import ModelText
 
@@ -40,13 +43,31 @@ def test_bytes_of_tokens_join_to_the_text(text: ModelText) -> None:
     assert text.token_bytes(10**6) == b""
 
 
-def test_a_model_without_a_template_refuses_chat_only(text: ModelText) -> None:
-    class Bare:
-        templates: dict[str, str] = {}  # noqa: RUF012
-
-    bare = ModelText(Bare())  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="chat template"):
+def test_a_model_without_a_template_refuses_chat_only() -> None:
+    tokenizer = Tokenizer.load(resolve_model("default").path)
+    tokenizer.templates = {}
+    bare = ModelText(tokenizer)
+    with pytest.raises(InputError, match="no chat template"):
         render(bare, "hi")
+    assert bare.encode("hi", add_special_tokens=True)
+
+
+def test_case_42_tools_in_another_order_are_another_prompt_and_the_same_order_the_same(
+    text: ModelText,
+) -> None:
+    def ids(*names: str) -> list[int]:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        messages = [{"role": "user", "content": "hi"}]
+        return text.render(messages, tools=tools, add_generation_prompt=True, variables={})
+
+    assert ids("a", "b") == ids("a", "b")
+    assert ids("a", "b") != ids("b", "a")
+
+
+def test_a_grammar_that_is_wrong_is_refused(text: ModelText) -> None:
+    text.check_grammar(StructuredOutput("regex", "a+"))
+    with pytest.raises(InputError, match="regex"):
+        text.check_grammar(StructuredOutput("regex", "(a"))
 
 
 def test_a_model_that_is_not_there_is_an_input_error(tmp_path: Path) -> None:

@@ -1,16 +1,20 @@
 """POST /v1/chat/completions. Owns: what a conversation's request means and the shape of its answer.
 
 Rules: the first piece of each choice has the role and an empty content, the last one only the finish
-reason. `developer` messages are the template's system messages.
+reason. `developer` messages are the template's system messages. Tools are told to the model whatever
+the tool choice, so that the prompt's prefix stays the same; with choice none calls are not looked for.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.messages import Delta
 from hotprefix.engine.params import MAX_LOGPROBS
+from hotprefix.engine.text.tools import ToolDelta, ToolOutput
 from hotprefix.errors import InputError
 from hotprefix.server.answer import finish_reason
 from hotprefix.server.logprobs import chat_content, prompt_entries
@@ -25,10 +29,15 @@ def rendered(body: Conversation, text: Text) -> list[int]:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     return text.render(
         [template_message(message) for message in body.messages],
-        tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
+        tools=template_tools(body),
         add_generation_prompt=body.add_generation_prompt,
         variables=variables,
     )
+
+
+def template_tools(body: Conversation) -> list[dict[str, Any]]:
+    """The tools without what is null, keys in the order they came in."""
+    return [tool.model_dump(exclude_none=True) for tool in body.tools]
 
 
 def template_message(message: Message) -> dict[str, Any]:
@@ -57,6 +66,8 @@ def check(body: Chat) -> None:
             )
         if not body.logprobs:
             raise InputError("top_logprobs needs logprobs true", param="top_logprobs")
+    if not body.tools and body.choice not in ("none", "auto"):
+        raise InputError(f"tool_choice {body.choice!r} needs tools", param="tool_choice")
     if body.stream and body.prompt_logprobs is not None:
         raise InputError("prompt_logprobs is not available in a stream", param="prompt_logprobs")
 
@@ -66,7 +77,9 @@ class ChatChoice:
 
     def __init__(self, index: int, body: Chat, text: Text) -> None:
         self._index, self._body, self._text = index, body, text
+        self._parser = text.tool_parser(template_tools(body)) if body.choice != "none" else None
         self._content: list[str] = []
+        self._calls: list[dict[str, Any]] = []
         self._entries: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
         self._end: dict[str, Any] = {}
@@ -80,16 +93,46 @@ class ChatChoice:
             self._started = True
             found.append(self._piece({"role": "assistant", "content": ""}, ()))
         self._entries += delta.logprobs
-        self._content.append(delta.text)
-        if delta.text:
-            found.append(self._piece({"content": delta.text}, self._new_entries()))
+        for output in self._read(delta):
+            if output.content:
+                self._content.append(output.content)
+                found.append(self._piece({"content": output.content}, self._new_entries()))
+            for call in filter(self._wanted, output.calls):
+                found.append(self._piece({"tool_calls": [self._call_piece(call)]}, self._new_entries()))
         if delta.finish is not None:
-            self._end = {"finish_reason": finish_reason(delta.finish), "stop_reason": delta.stop_reason}
+            reason = finish_reason(delta.finish)
+            reason = "tool_calls" if self._calls and reason == "stop" else reason
+            self._end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
             found.append({**self._piece({}, self._new_entries()), **self._end})
         return found
 
+    def _read(self, delta: Delta) -> Iterator[ToolOutput]:
+        """The delta's text as content and calls."""
+        if self._parser is None:
+            yield ToolOutput(delta.text)
+            return
+        yield self._parser.push(delta.text)
+        if delta.finish is not None:
+            yield self._parser.flush()
+
+    def _wanted(self, call: ToolDelta) -> bool:
+        return self._body.parallel_tool_calls or call.index == 0
+
+    def _call_piece(self, call: ToolDelta) -> dict[str, Any]:
+        """The piece of a stream, and the same added to the whole calls. Arguments stay byte for byte."""
+        if call.name is None:
+            self._calls[call.index]["function"]["arguments"] += call.arguments
+            return {"index": call.index, "function": {"arguments": call.arguments}}
+        function = {"name": call.name, "arguments": call.arguments}
+        whole = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+        self._calls.append(whole)
+        return {"index": call.index, **whole, "function": dict(function)}
+
     def whole(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content), "refusal": None}
+        content = "".join(self._content)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._calls:
+            message |= {"content": content or None, "tool_calls": self._calls}
         choice = {
             "index": self._index,
             "message": message,

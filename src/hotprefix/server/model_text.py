@@ -10,9 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from hotprefix.engine.model.files import resolve_model
+from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.sampling.checker import GrammarChecker
+from hotprefix.engine.sampling.structured import Vocabulary
 from hotprefix.engine.text.template import ChatTemplate
 from hotprefix.engine.text.tokenizer import Tokenizer
+from hotprefix.engine.text.tool_choice import forced_calls, shows_markers
+from hotprefix.engine.text.tools import ToolParser, tool_format
 from hotprefix.errors import InputError, ModelLoadError
+from hotprefix.server.text import Tools
 
 
 class ModelText:
@@ -26,6 +32,16 @@ class ModelText:
             self._template = ChatTemplate(tokenizer)
         except ModelLoadError as error:
             self._no_template = str(error)
+        self._format = tool_format(tokenizer.templates)
+        self._checker = GrammarChecker(
+            Vocabulary(
+                tokens=tokenizer.token_bytes,
+                size=tokenizer.size,
+                special_ids=sorted(tokenizer.special_ids),
+                eos_ids=sorted(tokenizer.eos_ids),
+                encode=tokenizer.encode,
+            )
+        )
 
     @classmethod
     def load(cls, model: str) -> Self:
@@ -45,7 +61,7 @@ class ModelText:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Tools,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> list[int]:
@@ -55,3 +71,16 @@ class ModelText:
             messages, tools=tools, add_generation_prompt=add_generation_prompt, kwargs=variables
         )
         return list(prompt.ids)
+
+    @property
+    def hides_tool_marks(self) -> bool:
+        return shows_markers(self._format, self._tokenizer)
+
+    def tool_parser(self, tools: Tools) -> ToolParser:
+        return ToolParser(self._format, [tool["function"]["name"] for tool in tools])
+
+    def forced_calls(self, tools: Tools, choice: str, *, parallel: bool) -> StructuredOutput | None:
+        return forced_calls(self._format, tools, choice, self._tokenizer, parallel=parallel)
+
+    def check_grammar(self, structured: StructuredOutput) -> None:
+        self._checker.check(structured)

@@ -25,6 +25,7 @@ def sampling_params(
     body: Generation,
     *,
     max_tokens: int | None,
+    skip_special_tokens: bool,
     logprobs: int | None,
     prompt_logprobs: int | None,
     structured: StructuredOutput | None,
@@ -48,7 +49,7 @@ def sampling_params(
         stop_token_ids=tuple(body.stop_token_ids),
         include_stop=body.include_stop_str_in_output,
         ignore_eos=body.ignore_eos,
-        skip_special_tokens=body.skip_special_tokens,
+        skip_special_tokens=skip_special_tokens,
         structured=structured,
     )
 
@@ -59,9 +60,12 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-def structured_output(body: Generation) -> StructuredOutput | None:
-    """The one grammar asked for. Raises InputError where there are several or it is incomplete."""
+def structured_output(body: Generation, forced: StructuredOutput | None = None) -> StructuredOutput | None:
+    """The one grammar asked for. forced: what a tool choice makes necessary. Raises InputError where
+    there are several or it is incomplete."""
     found = [*_from_response_format(body), *_from_guided(body), *_from_structured_outputs(body)]
+    if forced is not None:
+        found.append(("tool_choice", forced))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         raise InputError(f"{names} are given: give one", param=found[1][0])

@@ -232,6 +232,13 @@ class Chat(Conversation, Generation):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
 
+    @property
+    def choice(self) -> str:
+        """none, auto, required, or name:FUNCTION."""
+        if isinstance(self.tool_choice, NamedTool):
+            return f"name:{self.tool_choice.function.name}"
+        return self.tool_choice or ("auto" if self.tools else "none")
+
 
 class TokenizeText(Model):
     prompt: str

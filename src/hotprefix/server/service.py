@@ -6,8 +6,9 @@ is large.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -39,6 +40,7 @@ class Service:
     text: Text | None = None
     gate: Gate = field(default_factory=Gate)
     metrics: Metrics = field(default_factory=Metrics)
+    _grammars: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def ready(self) -> tuple[Text, EngineInfo]:
         """Raises EngineDead while loading, ApiError 503 while draining."""
@@ -62,13 +64,24 @@ class Service:
 
     async def completion(self, request: Request) -> Response:
         body = await read_body(request, self.config.body_limit)
-        return await off_loop(len(body), lambda: self._completion(request, parse(Completion, body)))
+        return await self._respond(request, body, self._completion)
 
     async def chat(self, request: Request) -> Response:
         body = await read_body(request, self.config.body_limit)
-        return await off_loop(len(body), lambda: self._chat(request, parse(Chat, body)))
+        return await self._respond(request, body, self._chat)
 
-    def _completion(self, request: Request, body: Completion) -> Response:
+    async def _respond(
+        self, request: Request, raw: bytes, prepare: Callable[[Request, bytes], tuple[Answer, bool]]
+    ) -> Response:
+        answer, stream = await off_loop(len(raw), lambda: prepare(request, raw))
+        structured = answer.requests[0].params.structured
+        if structured is not None:
+            async with self._grammars:  # one at a time: others must not wait for a thread behind them
+                await asyncio.to_thread(self.ready()[0].check_grammar, structured)
+        return GenerationResponse(answer, self.engine, self.gate, self.metrics, sse=stream)
+
+    def _completion(self, request: Request, raw: bytes) -> tuple[Answer, bool]:
+        body = parse(Completion, raw)
         text, info = self.ready()
         model = self.check_model(body.model)
         completions.check(body)
@@ -81,6 +94,7 @@ class Service:
         params = sampling_params(
             body,
             max_tokens=max_tokens,
+            skip_special_tokens=body.skip_special_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=_larger(body.prompt_logprobs, echo_logprobs),
             structured=structured_output(body),
@@ -96,32 +110,33 @@ class Service:
         ]
         answer = Answer(id_, model, "text_completion", "text_completion", requests, choices, body.n)
         answer.discard_output = body.max_tokens == 0
-        return self._respond(request, body, answer)
+        return _with_options(answer, request, body), body.stream
 
-    def _chat(self, request: Request, body: Chat) -> Response:
+    def _chat(self, request: Request, raw: bytes) -> tuple[Answer, bool]:
+        body = parse(Chat, raw)
         text, info = self.ready()
         model = self.check_model(body.model)
         chat.check(body)
         self._check_choices(1, body.n)
+        tools = chat.template_tools(body)
+        forced = text.forced_calls(tools, body.choice, parallel=body.parallel_tool_calls)
         prompt = chat.rendered(body, text)
         max_tokens = chat.max_tokens(body)
         check_length(prompt, max_tokens, info, "messages")
         params = sampling_params(
             body,
             max_tokens=max_tokens,
+            skip_special_tokens=body.skip_special_tokens and not (tools and text.hides_tool_marks),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
-            structured=structured_output(body),
+            structured=structured_output(body, forced),
         )
         params.check_vocab(info.vocab_size)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
         requests = requests_for([prompt], body.n, params, body, id_, _salt(request, body))
         choices: Sequence[Choice] = [chat.ChatChoice(number, body, text) for number in range(body.n)]
-        return self._respond(
-            request,
-            body,
-            Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n),
-        )
+        answer = Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n)
+        return _with_options(answer, request, body), body.stream
 
     def _check_choices(self, prompts: int, n: int) -> None:
         limit = self.config.max_choices
@@ -130,15 +145,17 @@ class Service:
                 f"n={n}: give 1 to {limit} choices in one request, all prompts together", param="n"
             )
 
-    def _respond(self, request: Request, body: Generation, answer: Answer) -> Response:
-        if body.stream_options is not None:
-            if not body.stream:
-                raise InputError("stream_options needs stream true", param="stream_options")
-            answer.usage_in_stream = body.stream_options.include_usage
-            answer.usage_in_chunks = answer.usage_in_stream and body.stream_options.continuous_usage_stats
-        header = request.headers.get(DETAILS_HEADER, "").lower() in ("1", "true")
-        answer.by_source = body.return_cached_tokens_details or header
-        return GenerationResponse(answer, self.engine, self.gate, self.metrics, sse=body.stream)
+
+def _with_options(answer: Answer, request: Request, body: Generation) -> Answer:
+    """Raises InputError where options are given for a stream that is none."""
+    if body.stream_options is not None:
+        if not body.stream:
+            raise InputError("stream_options needs stream true", param="stream_options")
+        answer.usage_in_stream = body.stream_options.include_usage
+        answer.usage_in_chunks = answer.usage_in_stream and body.stream_options.continuous_usage_stats
+    header = request.headers.get(DETAILS_HEADER, "").lower() in ("1", "true")
+    answer.by_source = body.return_cached_tokens_details or header
+    return answer
 
 
 def _salt(request: Request, body: Generation) -> str | None:

@@ -1,6 +1,6 @@
-"""What the server needs of the tokenizer and the chat template. Owns: that protocol.
+"""What the server needs of the model's text side. Owns: that protocol.
 
-Rules: methods are pure and may be called from any thread.
+Rules: methods are pure and may be called from any thread; `check_grammar` may take seconds.
 """
 
 from __future__ import annotations
@@ -8,9 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.text.tools import ToolParser
+
+Tools = Sequence[Mapping[str, Any]]
+
 
 class Text(Protocol):
-    """Text to token ids and back."""
+    """Text to token ids and back, tool calls and grammars."""
+
+    @property
+    def hides_tool_marks(self) -> bool:
+        """Whether tool calls can be read only with skip_special_tokens false."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a raw text; special tokens written in it are recognised."""
@@ -26,10 +36,23 @@ class Text(Protocol):
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Tools,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> list[int]:
         """Token ids of a conversation. Control tokens come from the template alone, never from what a
         message holds (handed case 17). Raises InputError."""
+        ...
+
+    def tool_parser(self, tools: Tools) -> ToolParser:
+        """A reader of one output's calls."""
+        ...
+
+    def forced_calls(self, tools: Tools, choice: str, *, parallel: bool) -> StructuredOutput | None:
+        """The grammar behind a tool choice: none for "auto" and "none", else "required" or "name:f".
+        Raises InputError for a tool that is not there."""
+        ...
+
+    def check_grammar(self, structured: StructuredOutput) -> None:
+        """Raises InputError where the grammar is wrong or takes too much to compile."""
         ...
