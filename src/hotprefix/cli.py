@@ -7,6 +7,7 @@ so `--help` is instant and works without the engine's dependencies. Environment 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from hotprefix import __version__
 from hotprefix.errors import ConfigError, HotprefixError, InputError
-from hotprefix.kernel.config import Eviction, Flight, Order, Publication
+from hotprefix.kernel.config import Eviction, Flight, Order, Prefetch, Publication, Refresh, Write
 
 app = typer.Typer(
     add_completion=False,
@@ -59,6 +60,19 @@ def serve(
     max_batched_tokens: Annotated[int, typer.Option(help="Tokens one step may compute.")] = 2048,
     max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = 64,
     max_waiting: Annotated[int, typer.Option(help="Queue limit; 0 = none. Beyond it: 429.")] = 1024,
+    refresh: Annotated[
+        Refresh,
+        typer.Option(help="What the waiting queue tells the cache; HOTPREFIX_WAITING_REFRESH=0 means off."),
+    ] = Refresh.WINDOW,
+    refresh_window: Annotated[int, typer.Option(help="Waiting requests that refresh looks at.")] = 128,
+    refresh_every: Annotated[int, typer.Option(help="Planning passes between two refreshes.")] = 1,
+    l2_tokens: Annotated[int, typer.Option(help="Capacity of the host tier, tokens; 0 = none.")] = 0,
+    l3: Annotated[
+        str | None, typer.Option(help="External store: file:///path, valkey://host:port/0, s3://bucket.")
+    ] = None,
+    write: Annotated[Write, typer.Option(help="When pages are copied to L2.")] = Write.THROUGH,
+    prefetch: Annotated[Prefetch, typer.Option(help="How long a request waits for L3.")] = Prefetch.TIMEOUT,
+    prefetch_timeout: Annotated[float, typer.Option(help="Seconds from enqueue, with timeout.")] = 1.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
     isolate_keys: Annotated[bool, typer.Option(help="Keys do not share cached prefixes.")] = False,
@@ -78,6 +92,8 @@ def serve(
         max_model_len=max_model_len, prefix_cache=prefix_cache, publication=publication, flight=flight,
         order=order, eviction=eviction, preemption=preemption, max_batched_tokens=max_batched_tokens,
         max_running=max_running, max_waiting=max_waiting, threads=threads,
+        refresh=_refresh(refresh), refresh_window=refresh_window, refresh_every=refresh_every,
+        l2_tokens=l2_tokens, l3=l3, write=write, prefetch=prefetch, prefetch_timeout_s=prefetch_timeout,
     )  # fmt: skip
     server = ServerConfig(
         host=host,
@@ -115,6 +131,11 @@ def bench(
     rig = load_rig(model, dtype, device, stderr)
     run_bench(rig, options, out, stderr)
     stderr.print(f"report: {out / 'report.html'}")
+
+
+def _refresh(wanted: Refresh) -> Refresh:
+    """The off switch for operators, read here and once."""
+    return Refresh.OFF if os.environ.get("HOTPREFIX_WAITING_REFRESH") == "0" else wanted
 
 
 def _need_engine() -> None:

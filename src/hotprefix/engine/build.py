@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from hotprefix.engine.config import EngineConfig
+from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo
@@ -20,6 +21,8 @@ from hotprefix.engine.model.forward import Decoder
 from hotprefix.engine.model.loader import load_model
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.sampling.structured import Compiler, Vocabulary
+from hotprefix.engine.storage import Storage
+from hotprefix.engine.stores.open import open_store
 from hotprefix.engine.text.output import OutputText
 from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.engine.torch_executor import TorchExecutor
@@ -27,6 +30,7 @@ from hotprefix.errors import ConfigError
 from hotprefix.kernel.events import Sink
 
 Progress = Callable[[str], None]
+MIN_FETCH_S = 1.0
 
 
 def build_engine(
@@ -47,6 +51,7 @@ def build_engine(
     pool = KVPool.allocate(
         decoder.config, config.kv_tokens // config.page_size, config.page_size, decoder.dtype, decoder.device
     )
+    host, storage = _tiers(config, pool)
     sampler = Sampler(
         decoder.config.vocab_size,
         decoder.device,
@@ -56,13 +61,25 @@ def build_engine(
     progress(f"ready in {time.monotonic() - started:.1f} s: {_summary(info, pool)}")
     return EngineLoop(
         config.kernel(),
-        TorchExecutor(decoder, pool, sampler),
+        TorchExecutor(decoder, pool, sampler, host),
         info,
         fingerprint=loaded.fingerprint,
         eos_ids=tokenizer.eos_ids,
         make_text=lambda params: OutputText(tokenizer, params),
         sink=sink,
+        host=host,
+        storage=storage,
     )
+
+
+def _tiers(config: EngineConfig, pool: KVPool) -> tuple[HostPool | None, Storage | None]:
+    if not config.l2_tokens:
+        return None, None
+    pages = config.l2_tokens // config.page_size
+    if config.l3 is None:
+        return HostPool(pool, pages), None
+    storage = Storage(open_store(config.l3), pool.page_bytes, max(config.prefetch_timeout_s, MIN_FETCH_S))
+    return HostPool(pool, pages, storage.put), storage
 
 
 def _info(config: EngineConfig, name: str, decoder: Decoder) -> EngineInfo:
@@ -90,6 +107,9 @@ def _info(config: EngineConfig, name: str, decoder: Decoder) -> EngineInfo:
             "order": config.order.value,
             "eviction": config.eviction.value,
             "prefix_cache": config.prefix_cache,
+            "refresh": config.refresh.value,
+            "l2_tokens": config.l2_tokens,
+            "l3": config.l3 is not None,
             "max_batched_tokens": config.max_batched_tokens,
             "max_running": config.max_running,
             "max_waiting": config.max_waiting,

@@ -9,15 +9,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hotprefix.errors import ConfigError
-from hotprefix.kernel.config import Eviction, Flight, KernelConfig, Order, Publication
+from hotprefix.kernel.config import (
+    Eviction,
+    Flight,
+    KernelConfig,
+    Order,
+    Prefetch,
+    Publication,
+    Refresh,
+    TierConfig,
+    Write,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """model: path, hub id or "default". dtype: auto | float32 | bfloat16. device: auto | cpu | cuda.
     kv_tokens: capacity of the KV pool. max_model_len: prompt plus outputs of one request, at most
-    (None = the model's context, or the pool where that is smaller). threads: CPU threads (None =
-    all). Raises ConfigError."""
+    (None = the model's context, or the pool where that is smaller). session_tokens: how much ended
+    requests of sessions may keep protected. l2_tokens: capacity of the host pool, 0 = no L2. l3: URL of
+    an external store (docs/stores.md), which needs an L2. threads: CPU threads (None = all). Raises
+    ConfigError."""
 
     model: str = "default"
     dtype: str = "auto"
@@ -34,6 +46,18 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     max_running: int = 64
     max_waiting: int = 1024
+    refresh: Refresh = Refresh.WINDOW
+    refresh_window: int = 128
+    refresh_every: int = 1
+    lookahead: int = 8
+    session_tokens: int = 0
+    l2_tokens: int = 0
+    l3: str | None = None
+    write: Write = Write.THROUGH
+    prefetch: Prefetch = Prefetch.TIMEOUT
+    prefetch_timeout_s: float = 1.0
+    min_restore_tokens: int = 32
+    min_fetch_tokens: int = 64
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -50,6 +74,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r}: give a whole number >= 1, or leave it out", param=name)
+        if self.l3 is not None and not self.l2_tokens:
+            raise ConfigError(
+                f"l3={self.l3!r} needs an L2, through which its pages come: give l2_tokens", param="l3"
+            )
+        if self.l2_tokens and self.l2_tokens < self.page_size:
+            raise ConfigError(
+                f"l2_tokens={self.l2_tokens} holds no page of {self.page_size}: give more, or 0",
+                param="l2_tokens",
+            )
         self.kernel()
 
     def kernel(self) -> KernelConfig:
@@ -66,4 +99,23 @@ class EngineConfig:
             order=self.order,
             eviction=self.eviction,
             preemption=self.preemption,
+            refresh=self.refresh,
+            refresh_window=self.refresh_window,
+            refresh_every=self.refresh_every,
+            lookahead=self.lookahead,
+            session_pages=self.session_tokens // self.page_size,
+            tiers=self._tiers(),
+        )
+
+    def _tiers(self) -> TierConfig | None:
+        if not self.l2_tokens:
+            return None
+        return TierConfig(
+            pages=self.l2_tokens // self.page_size,
+            storage=self.l3 is not None,
+            write=self.write,
+            prefetch=self.prefetch,
+            prefetch_timeout_s=self.prefetch_timeout_s,
+            min_restore_pages=-(-self.min_restore_tokens // self.page_size),
+            min_fetch_pages=-(-self.min_fetch_tokens // self.page_size),
         )

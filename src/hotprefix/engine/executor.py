@@ -41,10 +41,12 @@ class Sampled:
 class StepResult:
     """sampled: for each chunk with `samples`. prompt_logprobs: for requests that asked, the entries of
     the prompt positions whose logits this step computed, in order (position p's logits score token
-    p + 1; the first prompt token has none and gets no entry)."""
+    p + 1; the first prompt token has none and gets no entry). restore_s: seconds that the plan's copies
+    from L2 took."""
 
     sampled: Mapping[RequestId, Sampled]
     prompt_logprobs: Mapping[RequestId, Sequence[TokenLogprob]] = field(default_factory=dict)
+    restore_s: float = 0.0
 
 
 class Executor(Protocol):

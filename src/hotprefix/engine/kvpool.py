@@ -43,6 +43,11 @@ class KVPool:
                 param="kv_tokens",
             ) from error
 
+    @property
+    def page_bytes(self) -> int:
+        """Size of one page over all tensors."""
+        return self.bytes() // self.pages
+
     def bytes(self) -> int:
         """Size of all tensors."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))

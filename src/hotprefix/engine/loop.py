@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from hotprefix.engine.executor import Executor, StepResult, TokenLogprob
+from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.messages import (
     Delta,
     EngineInfo,
@@ -23,6 +24,7 @@ from hotprefix.engine.messages import (
     Usage,
 )
 from hotprefix.engine.params import SamplingParams
+from hotprefix.engine.storage import Storage
 from hotprefix.errors import ContextLengthExceeded, InputError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import KernelConfig
@@ -30,6 +32,9 @@ from hotprefix.kernel.events import Sink
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Finish, Progress, StepOutcome, StepPlan
 from hotprefix.kernel.request import Namespace, Request, RequestId
+
+IDLE_WAIT_S = 0.005
+DRAIN_S = 2.0
 
 
 class OutputText(Protocol):
@@ -94,6 +99,8 @@ class EngineLoop:
         make_text: MakeText,
         sink: Sink | None = None,
         clock: Callable[[], float] = time.monotonic,
+        host: HostPool | None = None,
+        storage: Storage | None = None,
     ) -> None:
         self.info = info
         self.kernel = Kernel(config, executor.capabilities, sink)
@@ -102,6 +109,8 @@ class EngineLoop:
         self._eos = frozenset(eos_ids)
         self._make_text = make_text
         self._clock = clock
+        self._host = host
+        self._storage = storage
         self._live: dict[RequestId, _Live] = {}
         self._ended: list[Delta] = []
         self._generated = 0
@@ -109,7 +118,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """True while a step would do something or a delta waits to be taken."""
-        return bool(self._live or self._ended)
+        return bool(self._live or self._ended or self.kernel.has_work)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -183,14 +192,25 @@ class EngineLoop:
         for live in [q for q in self._live.values() if q.deadline is not None and now >= q.deadline]:
             self._abort(live.message.id, f"the deadline of {live.message.deadline} s has passed")
         deltas, self._ended = self._ended, []
-        plan = self.kernel.plan(self._clock())
-        if not plan.chunks:
+        plan = self._plan()
+        if plan.empty:
+            if self._storage is not None and not deltas:
+                self._storage.wait(IDLE_WAIT_S)
             return deltas
         self._note_admissions(plan)
         outcome = self._execute(plan)
         for progress in self.kernel.commit(plan, outcome, self._clock()):
             deltas.append(self._delta(progress))
         return deltas
+
+    def _plan(self) -> StepPlan:
+        """Bring home what L3 gave, plan, and start what the plan asks of L3."""
+        if self._storage is not None and self._host is not None:
+            self._storage.land(self.kernel, self._host, self._clock())
+        plan = self.kernel.plan(self._clock())
+        if self._storage is not None:
+            self._storage.begin(plan)
+        return plan
 
     def _note_admissions(self, plan: StepPlan) -> None:
         now = self._clock()
@@ -221,7 +241,7 @@ class EngineLoop:
             if self._stops(live, sampled.token) or sampled.ended:
                 stopped.add(request)
         tokens = {request: sampled.token for request, sampled in result.sampled.items()}
-        return StepOutcome(sampled=tokens, stopped=frozenset(stopped))
+        return StepOutcome(sampled=tokens, stopped=frozenset(stopped), restore_s=result.restore_s)
 
     def _stops(self, live: _Live, token: int) -> bool:
         params = live.message.params
@@ -262,7 +282,13 @@ class EngineLoop:
             id=message.id,
             text=text,
             tokens=tokens,
-            usage=Usage(len(message.prompt), live.outputs, cached_device=progress.cached),
+            usage=Usage(
+                len(message.prompt),
+                live.outputs,
+                cached_device=progress.cached - progress.host - progress.storage,
+                cached_host=progress.host,
+                cached_storage=progress.storage,
+            ),
             finish=finish,
             stop_reason=live.stop_reason if finish is Finish.STOP else None,
             logprobs=logprobs,
@@ -277,7 +303,14 @@ class EngineLoop:
         """Drop cached pages that no running request reads, and say what stayed."""
         report = self.kernel.flush(self._clock())
         page = self.info.page_size
-        return FlushReport(report.freed * page, report.protected * page, self.kernel.status().running)
+        freed, kept = report.freed + report.host_freed, report.protected + report.host_protected
+        return FlushReport(freed * page, kept * page, self.kernel.status().running)
+
+    def close(self) -> None:
+        """Let go of L3: pages on their way there get a moment, then the store's threads end."""
+        if self._storage is not None:
+            self._storage.drain(DRAIN_S)
+            self._storage.close()
 
     def stats(self) -> EngineStats:
         status, count = self.kernel.status(), self.kernel.counters
@@ -292,9 +325,9 @@ class EngineLoop:
             protected_pages=l1.protected,
             page_size=self.info.page_size,
             queried_tokens=count.prompt_tokens,
-            cached_device=count.cached_tokens,
-            cached_host=0,
-            cached_storage=0,
+            cached_device=count.cached_tokens - count.cached_host_tokens - count.cached_storage_tokens,
+            cached_host=count.cached_host_tokens,
+            cached_storage=count.cached_storage_tokens,
             computed_tokens=count.computed_prompt_tokens,
             generated_tokens=self._generated,
             steps=count.steps,

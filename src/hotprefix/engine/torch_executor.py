@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hotprefix.engine.batch import Batch
 from hotprefix.engine.executor import Sampled, StepResult, TokenLogprob
+from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.model.forward import Decoder
 from hotprefix.engine.params import SamplingParams
@@ -54,10 +55,13 @@ class _PromptScores:
 
 
 class TorchExecutor:
-    """`Executor` over a decoder, a KV pool and a sampler. Not thread-safe."""
+    """`Executor` over a decoder, a KV pool, a sampler and, where there is an L2, its pool. Not
+    thread-safe."""
 
-    def __init__(self, decoder: Decoder, pool: KVPool, sampler: Sampler) -> None:
-        self._decoder, self._pool, self._sampler = decoder, pool, sampler
+    def __init__(
+        self, decoder: Decoder, pool: KVPool, sampler: Sampler, host: HostPool | None = None
+    ) -> None:
+        self._decoder, self._pool, self._sampler, self._host = decoder, pool, sampler, host
         self._tables: Ints = np.zeros((1, 64), dtype=np.int32)
         self._scores: dict[RequestId, _PromptScores] = {}
 
@@ -81,7 +85,8 @@ class TorchExecutor:
         for chunk in plan.chunks:
             self._update_table(chunk)
         try:
-            return self._run(plan.chunks)
+            restore_s = 0.0 if self._host is None else self._host.carry(plan)
+            return self._run(plan.chunks, restore_s) if plan.chunks else StepResult({})
         except Exception as error:
             raise HotprefixError(f"step {plan.step} ({len(plan.chunks)} chunks) failed: {error}") from error
 
@@ -96,7 +101,7 @@ class TorchExecutor:
             self._tables = grown
         self._tables[chunk.slot, chunk.table_from : end] = chunk.table
 
-    def _run(self, chunks: Sequence[Chunk]) -> StepResult:
+    def _run(self, chunks: Sequence[Chunk], restore_s: float) -> StepResult:
         batch = self._batch(chunks)
         states = self._decoder.hidden(batch, self._pool)
         _require_finite(states, "hidden states")
@@ -105,8 +110,10 @@ class TorchExecutor:
         if rows:
             logits = self._decoder.logits(states[batch.logit_rows])
             _require_finite(logits, "logits")
+        scores = self._score_prompts(chunks, states, batch)
+        if rows:  # last: a step that fails must not have moved any request's sampling state
             sampled = dict(zip(rows, self._sampler.sample(rows, logits), strict=True))
-        return StepResult(sampled, self._score_prompts(chunks, states, batch))
+        return StepResult(sampled, scores, restore_s)
 
     def _batch(self, chunks: Sequence[Chunk]) -> Batch:
         page_size = self._pool.page_size
