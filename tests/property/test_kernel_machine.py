@@ -213,7 +213,7 @@ class CoalescedMachine(KernelMachine):
     watch_copies = True
 
 
-QUICK = settings(max_examples=80, stateful_step_count=30)
+QUICK = settings(max_examples=160, stateful_step_count=30)
 DEEP = settings(max_examples=3000, stateful_step_count=60, derandomize=False)
 
 TestKernel = KernelMachine.TestCase

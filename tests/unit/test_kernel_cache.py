@@ -11,6 +11,7 @@ import random
 import pytest
 
 from hotprefix.kernel.config import Flight, Publication
+from hotprefix.kernel.events import Enqueued, Event
 from hotprefix.kernel.plan import Finish
 from tests.support.drive import Driver
 from tests.support.fake import cold_run
@@ -279,6 +280,21 @@ def test_reuse_is_counted_once_and_computing_again_is_not_reuse() -> None:
     assert (count.hits, count.cached_tokens) == (0, 0)
     assert count.lookups == 4
     assert count.prompt_tokens == 36
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_pages_only_planned_are_no_hit_yet_when_a_request_arrives(ok: bool) -> None:
+    """Nor are they lost by the time it is admitted, should their step fail."""
+    events: list[Event] = []
+    d = Driver(64, 4, sink=events.append)
+    d.submit("a", list(range(20)), 2)
+    plan = d.plan()
+    d.submit("b", list(range(20)), 2)
+    d.executor.fail_next = int(not ok)
+    d.execute(plan)
+    d.run().assert_cold_equal()
+    assert [e.matched for e in events if isinstance(e, Enqueued)] == [0, 0]
+    assert d.kernel.counters.lost_waiting_tokens == 0
 
 
 def test_without_a_cache_nothing_is_kept_and_nothing_is_hit() -> None:

@@ -79,7 +79,7 @@ class State:
         """A submitted sequence waits, or is parked behind its flight's leader."""
         self.sequences[seq.request.id] = seq
         match = self.tables.lookup(seq) if self.config.prefix_cache else None
-        seq.matched_at_enqueue = match.pages * self.config.page_size if match else 0
+        seq.matched_at_enqueue = (match.pages - match.planned) * self.config.page_size if match else 0
         parked = self._join_flight(seq)
         if parked:
             seq.phase = Phase.PARKED
