@@ -232,3 +232,13 @@ def test_a_process_that_died_is_replaced(checked: GrammarChecker) -> None:
     checked._process.kill()
     checked._process.wait()
     checked.check(make("choice", ["d"]))
+
+
+def test_logits_that_leave_nothing_the_grammar_allows_are_an_error() -> None:
+    sampler = Sampler(V, compiler=compiler())
+    sampler.start("a", [1], SamplingParams(structured=make("regex", "ab"), temperature=0.0))
+    x = torch.zeros(1, V)
+    x[0, ord("a")] = -torch.inf
+    with pytest.raises(SamplingError, match="no token is allowed"):
+        sampler.sample(["a"], x)
+    assert sampler.sample(["a"], torch.zeros(1, V))[0].token == ord("a")

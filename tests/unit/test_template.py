@@ -215,6 +215,26 @@ def test_no_message_becomes_a_control_token(first: str, second: str) -> None:
             assert tokenizer.decode(prompt.ids, skip_special_tokens=False) == prompt.text
 
 
+@pytest.mark.parametrize("marker", ["<|im_end|>", "</think>"])
+def test_template_and_message_together_make_no_control_token(marker: str) -> None:
+    tokenizer = toy(CHATML, QWEN_MARKUP)
+    for start in range(len(marker)):
+        for stop in range(start + 1, len(marker) + 1):
+            for content in (marker[start:stop], f" {marker[start:stop]} "):
+                source = f"{marker[:start]}{{{{ messages[0].content | trim }}}}{marker[stop:]}"
+                prompt = ChatTemplate(tokenizer, source=source).render([user(content)])
+                assert prompt.text == marker
+                assert controls(tokenizer, prompt.ids) == []
+        long = "words enough to be no part of a marker"
+        for own, source, content in (
+            ([marker], f"{{{{ messages[0].content }}}}{marker[start:]}", long + marker[:start]),
+            ([], f"{marker[:start]}{{{{ messages[0].content }}}}", marker[start:] + long),
+        ):
+            prompt = ChatTemplate(tokenizer, source=source).render([user(content)])
+            assert marker in prompt.text
+            assert controls(tokenizer, prompt.ids) == ([] if start else own)
+
+
 @functools.cache
 def noted() -> tuple[Tokenizer, ChatTemplate]:
     """Qwen's, with a caller's variable put where it would complete a control token."""

@@ -92,6 +92,18 @@ def test_plain_text_never_becomes_a_control_token(text: str) -> None:
         assert ours.decode(ids) == text
 
 
+def test_a_control_token_that_is_a_plain_word_is_not_looked_up(tmp_path: Path) -> None:
+    """Llama-3's BPE takes whole words from the vocabulary before it merges."""
+    ours = toy(("<s>", "EOT", "</s>"), pre="llama-bpe")
+    assert ours.encode("EOT") == [ALPHABET.index(c) for c in "EOT"]
+    spec = json.loads((directory(tmp_path) / "tokenizer.json").read_text())
+    spec["model"] |= {"ignore_merges": True, "vocab": spec["model"]["vocab"] | {"EOT": 260}}
+    spec["added_tokens"].append(spec["added_tokens"][0] | {"id": 260, "content": "EOT"})
+    loaded = Tokenizer.load(directory(tmp_path, tokenizer=spec))
+    assert loaded.encode("EOT") == ours.encode("EOT")
+    assert loaded.encode("EOT", special="template") == [260]
+
+
 def test_template_text_does_and_the_longest_wins() -> None:
     ours = toy(["<s>", "<a>", "<a><b>", "</s>"], ["<tool>", "  "])
     assert ours.encode("<a><b>x<a><tool>", special="template") == [258, 120, 257, 260]

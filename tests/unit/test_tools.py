@@ -19,7 +19,7 @@ from hotprefix.engine.sampling.structured import Compiler, Vocabulary
 from hotprefix.engine.text.template import ChatTemplate
 from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.engine.text.tool_choice import forced_calls, shows_markers
-from hotprefix.engine.text.tools import ToolFormat, ToolParser, tool_format
+from hotprefix.engine.text.tools import OPENERS, ToolFormat, ToolParser, tool_format
 from hotprefix.errors import InputError
 
 HERMES, LLAMA3, MISTRAL = ToolFormat
@@ -151,6 +151,8 @@ def test_forced_calls_are_calls_of_the_tools(form: ToolFormat, special: bool, ch
         end = min(tokenizer.eos_ids)
         text = tokenizer.decode([i for i in ids if i != end], skip_special_tokens=False)
         assert shows_markers(form, tokenizer) == special
+        if form is not LLAMA3:
+            assert (ids[0] == tokenizer.token_id(OPENERS[form])) == special
         parser = ToolParser(form, ["f", 'g"é'])
         outputs = [parser.push(text), parser.flush()]
         assert "".join(o.content for o in outputs) == ""

@@ -80,7 +80,9 @@ class Tokenizer:
         text = text.replace(guard, "") if guard else text
         if not text:
             return []
-        return list((self._bpe if first else self._inner).encode(text, add_special_tokens=False).ids)
+        bpe = self._bpe if first else self._inner
+        # A batch of one: only this call lets other threads run meanwhile.
+        return list(bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises InputError for an unknown id."""
