@@ -161,10 +161,10 @@ def test_a_user_who_may_only_read(server: ValkeyServer, client: Any, open_url: A
 class TlsFront:
     """Terminates TLS in front of a plain server, as a deployment's proxy does."""
 
-    def __init__(self, port: int, authority: trustme.CA) -> None:
+    def __init__(self, port: int, authority: trustme.CA, name: str = "127.0.0.1") -> None:
         self._port = port
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        authority.issue_cert("127.0.0.1").configure_cert(self._context)
+        authority.issue_cert(name).configure_cert(self._context)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -209,7 +209,11 @@ def test_tls(server: ValkeyServer, open_url: Any, tmp_path: Path) -> None:
     put(open_url(f"{at}?tls=1&verify=0"), 2)
     assert reason_of(put, open_url(f"{at}?tls=1&ca={tmp_path}/other.pem"), 3) is Reason.DOWN
     assert reason_of(put, open_url(f"{at}?tls=1"), 3) is Reason.DOWN
-    front.close()
+    elsewhere = TlsFront(server.port, authority, name="elsewhere.test")
+    at = f"valkey://127.0.0.1:{elsewhere.port}"
+    assert reason_of(put, open_url(f"{at}?tls=1&ca={tmp_path}/ca.pem"), 3) is Reason.DOWN
+    for each in (front, elsewhere):
+        each.close()
     assert open_url(f"valkey://127.0.0.1:{server.port}").present(keys(1, 2, 3)) == 2
 
 

@@ -96,8 +96,8 @@ class Fuse:
             index._db.set_trace_callback(self.step)
             real_change(index, *arguments)
 
-        Path.write_bytes = write_bytes  # type: ignore[method-assign]
-        FileIndex.change = change  # type: ignore[method-assign]
+        setattr(Path, "write_bytes", write_bytes)  # noqa: B010
+        setattr(FileIndex, "change", change)  # noqa: B010
 
 
 def killed(root: str, first: str) -> None:

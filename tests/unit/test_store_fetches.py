@@ -113,3 +113,26 @@ def test_a_fetch_takes_no_more_than_there_is_room_for(numbers: list[int]) -> Non
     [(fetched, _)] = book.take()
     assert len(fetched.payloads) == min(3, len(numbers))
     assert fetched.reason is (Reason.BUSY if len(numbers) > 3 else None)
+
+
+def test_a_failed_read_is_not_joined() -> None:
+    """Page 2 failed while its fetch still waits for page 1: who asks now has it read again."""
+    book = FetchBook(8)
+    book.add("a", keys(1, 2), 0.0, 9.0, None)
+    first, second = book.next_batch(2)
+    book.settle(second, Reason.MISSING, 0.0)
+    book.add("b", keys(2), 0.0, 9.0, None)
+    [again] = book.next_batch(2)
+    book.settle(again, b"came", 0.0)
+    book.settle(first, b"first", 0.0)
+    endings = {fetched.id: (fetched.payloads, fetched.reason) for fetched, _ in book.take()}
+    assert endings == {"b": ((b"came",), None), "a": ((b"first",), Reason.MISSING)}
+    assert book.reserved == 0
+
+
+def test_a_batch_is_a_stretch_of_one_chain() -> None:
+    """What `Store.get` is promised: keys in chain order."""
+    book = FetchBook(8)
+    book.add("a", keys(1, 2, 3), 0.0, 9.0, None)
+    book.add("b", keys(1, 7), 0.0, 9.0, None)
+    assert [[read.key for read in book.next_batch(2)] for _ in range(3)] == [keys(1, 2), keys(3), keys(7)]

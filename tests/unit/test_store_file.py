@@ -115,6 +115,15 @@ def test_touched_pages_go_before_newer_ones(tmp_path: Path) -> None:
     assert kept(store, range(10 + FITS)) == list(range(10, 10 + FITS))
 
 
+def test_a_touched_page_is_weighed_against_newer_ones(tmp_path: Path) -> None:
+    """Touched before the others were put: older than they, though the index learns it only now."""
+    store = make(tmp_path, 0, 1, 2, 3)
+    store.touch(keys(0, 1, 2, 3))
+    for number in (4, 5, 6, 7, 8, 10):
+        store.put(key(number), page(number))
+    assert kept(store, range(11)) == [0, 1, 2, 4, 5, 6, 7, 8, 10]
+
+
 def test_a_chains_tail_goes_before_its_head(tmp_path: Path) -> None:
     """Handed cases 56, 57: saved head first, in two runs, then touched as one chain."""
     store = make(tmp_path, *range(FITS))

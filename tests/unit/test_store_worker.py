@@ -429,6 +429,19 @@ def test_a_cancelled_probe_does_not_hold_the_breaker(make: Any) -> None:
     release.set()
 
 
+def test_answers_that_come_too_late_are_failures(make: Any) -> None:
+    h = make(1, timeout_s=2.0)
+
+    def slow(_: Sequence[bytes]) -> None:
+        h.clock.now += 2.0
+
+    h.store.before_get = slow
+    for n in range(3):
+        h.fetch(n, 1)
+    stats = h.worker.stats()
+    assert (stats.read.breaker, stats.read.failures) == (BreakerState.OPEN, {Reason.TIMEOUT: 3})
+
+
 def test_absent_and_bad_pages_do_not_open_the_breaker(make: Any) -> None:
     h = make()
     for n in range(5):

@@ -153,7 +153,8 @@ class FileStore:
         """Evict, oldest first, until `rows` bytes less are accounted for and `disk` bytes less are on
         the disk, or nothing is left. A page used since the index last looked is only noted."""
         while rows > 0 or disk > 0:
-            drop, put = [], []
+            drop: list[bytes] = []
+            put: list[Row] = []
             for key, size, used in index.oldest(_VICTIMS):
                 if (rows <= 0 and disk <= 0) or any(used > noted[2] for noted in put):
                     break

@@ -39,7 +39,7 @@ def unpack(key: bytes, data: bytes) -> bytes:
     wrong_length (bytes behind the end) or wrong_key (a sound page of another key)."""
     if len(data) < HEADER_BYTES:
         raise PageError(Reason.TRUNCATED, f"{len(data)} bytes are less than a header of {HEADER_BYTES}")
-    magic, version, reserved, owner, length = _HEAD.unpack_from(data)
+    magic, version, _, owner, length = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise PageError(Reason.CORRUPTED, f"a page starts with {MAGIC!r}, found {magic!r}")
     if version != VERSION:
@@ -51,7 +51,7 @@ def unpack(key: bytes, data: bytes) -> bytes:
         raise PageError(Reason.WRONG_LENGTH, f"the page has {actual} bytes instead of {length}")
     view = memoryview(data)
     payload = view[HEADER_BYTES:]
-    if reserved or _digest(view[: _HEAD.size], payload) != view[_HEAD.size : HEADER_BYTES]:
+    if _digest(view[: _HEAD.size], payload) != view[_HEAD.size : HEADER_BYTES]:
         raise PageError(Reason.CORRUPTED, "the page does not have the checksum it was written with")
     if owner != key:
         raise PageError(Reason.WRONG_KEY, f"the page belongs to key {owner.hex()}, not {key.hex()}")
