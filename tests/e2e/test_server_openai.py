@@ -275,6 +275,14 @@ def test_cached_tokens_and_metrics_agree(client: openai.OpenAI, live: Server) ->
     assert after["hotprefix_computed_tokens_total"] - before["hotprefix_computed_tokens_total"] == 104
 
 
+def test_a_full_queue_is_a_429_with_retry_after(client: openai.OpenAI, live: Server) -> None:
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(model=MODEL, prompt=[[20 + i] for i in range(100)], max_tokens=1)
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    assert refused.value.code == "queue_full"
+    assert client.completions.create(model=MODEL, prompt="a", max_tokens=1).choices
+
+
 def test_clients_that_leave_return_every_page(client: openai.OpenAI, live: Server) -> None:
     for _ in range(4):
         stream = client.chat.completions.create(

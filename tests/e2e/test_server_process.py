@@ -94,6 +94,8 @@ def test_case_94_it_ends_at_once_when_nobody_is_left() -> None:
         assert post(running, body()).status_code == 200
         running.signal(signal.SIGINT)
         assert running.wait() == 0
+        assert running.process.stderr is not None
+        assert "loop closed" in running.process.stderr.read()
 
 
 def test_after_the_limit_open_streams_end_with_an_error() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,9 @@ class ScriptedLoop:
 
     def flush_cache(self) -> FlushReport:
         return FlushReport(freed=16, kept=16 * len(self._live), running=len(self._live))
+
+    def close(self) -> None:
+        print("loop closed", file=sys.stderr, flush=True)
 
     def stats(self) -> EngineStats:
         live = len(self._live)

@@ -19,6 +19,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -41,6 +42,7 @@ from hotprefix.engine.wire import (
 from hotprefix.errors import HotprefixError
 
 BEAT_S = 1.0
+BUSY_BEAT_S = 0.1
 
 Progress = Callable[[str], None]
 
@@ -61,6 +63,7 @@ class Loop(Protocol):
     def step(self) -> list[Delta]: ...
     def flush_cache(self) -> FlushReport: ...
     def stats(self) -> EngineStats: ...
+    def close(self) -> None: ...
 
 
 Build = Callable[[Any, Progress], Loop]
@@ -110,6 +113,7 @@ class _Driver:
         self._loop = loop
         self._live: set[str] = set()
         self._exit = False
+        self._beaten = 0.0
 
     def run(self) -> None:
         while not self._exit:
@@ -118,7 +122,8 @@ class _Driver:
             if self._loop.has_work:
                 self._step()
             else:
-                self._pipe.send(Beat(busy=False))
+                self._beat(busy=False)
+        self._loop.close()
 
     def _arrived(self) -> Sequence[ToChild]:
         """Every waiting message; when idle, wait up to BEAT_S for one."""
@@ -134,7 +139,14 @@ class _Driver:
         deltas = self._loop.step()
         self._live.difference_update(delta.id for delta in deltas if delta.finish is not None)
         busy = self._loop.has_work
-        self._pipe.send(Deltas(tuple(deltas), busy) if deltas else Beat(busy))
+        if deltas:
+            self._pipe.send(Deltas(tuple(deltas), busy))
+        elif not busy or time.monotonic() - self._beaten > BUSY_BEAT_S:
+            self._beat(busy)
+
+    def _beat(self, busy: bool) -> None:
+        self._beaten = time.monotonic()
+        self._pipe.send(Beat(busy))
 
     def _handle(self, message: ToChild) -> None:
         if isinstance(message, Submit):
