@@ -56,7 +56,7 @@ def build_engine(
         decoder.config.vocab_size,
         decoder.device,
         eos_ids=tokenizer.eos_ids,
-        compiler=Compiler(_vocabulary(tokenizer, decoder.config.vocab_size)),
+        compiler=Compiler(vocabulary_of(tokenizer, decoder.config.vocab_size)),
     )
     progress(f"ready in {time.monotonic() - started:.1f} s: {_summary(info, pool)}")
     return EngineLoop(
@@ -117,7 +117,8 @@ def _info(config: EngineConfig, name: str, decoder: Decoder) -> EngineInfo:
     )
 
 
-def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
+def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    """What grammars need of a tokenizer, for logits of `size` columns."""
     return Vocabulary(
         tokens=tokenizer.token_bytes,
         size=size,

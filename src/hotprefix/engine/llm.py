@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from hotprefix.engine.build import Progress, build_engine
+from hotprefix.engine.build import Progress, build_engine, vocabulary_of
 from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.messages import Generate, Usage
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.params import SamplingParams
+from hotprefix.engine.sampling.checker import GrammarChecker
 from hotprefix.engine.text.template import ChatTemplate
 from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.errors import HotprefixError
@@ -50,6 +51,7 @@ class LLM:
         self.config = config or EngineConfig()
         self.tokenizer = Tokenizer.load(resolve_model(self.config.model).path)
         self.loop = build_engine(self.config, progress)
+        self._grammars = GrammarChecker(vocabulary_of(self.tokenizer, self.loop.info.vocab_size))
         self._numbers = count()
 
     def generate(
@@ -64,6 +66,9 @@ class LLM:
         """
         wanted = [self._ids(p) for p in _listed(prompts)]
         settings = _settings(params, len(wanted))
+        for own in settings:
+            if own.structured is not None:
+                self._grammars.check(own.structured)
         open_: dict[str, Completion] = {}
         try:
             for ids, own in zip(wanted, settings, strict=True):

@@ -194,11 +194,14 @@ class EngineLoop:
         deltas, self._ended = self._ended, []
         plan = self._plan()
         if plan.empty:
-            if self._storage is not None and not deltas:
-                self._storage.wait(IDLE_WAIT_S)
+            if self._storage is not None:
+                self._storage.touch(plan)
+                self._storage.wait(0.0 if deltas else IDLE_WAIT_S)
             return deltas
         self._note_admissions(plan)
         outcome = self._execute(plan)
+        if self._storage is not None:
+            self._storage.touch(plan)
         for progress in self.kernel.commit(plan, outcome, self._clock()):
             deltas.append(self._delta(progress))
         return deltas

@@ -37,6 +37,11 @@ class Storage:
         for fetch in plan.fetches:
             self._worker.submit_fetch(fetch.id, fetch.keys)
 
+    def touch(self, plan: StepPlan) -> None:
+        """Mark the plan's chains as just used, after its pages were put."""
+        for chain in plan.touches:
+            self._worker.submit_touch(chain)
+
     def land(self, kernel: Kernel, host: HostPool, now: float) -> None:
         """Report every fetch that has ended and write what got a page."""
         self._ready.clear()

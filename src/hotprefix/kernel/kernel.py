@@ -14,13 +14,16 @@ from dataclasses import dataclass
 
 from hotprefix.errors import ContextLengthExceeded, ProtocolError, QueueFull, RequestRejected
 from hotprefix.kernel import events as ev
+from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
+from hotprefix.kernel.cache.tree import TreeWatch
 from hotprefix.kernel.config import Capabilities, KernelConfig
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress, StepOutcome, StepPlan
 from hotprefix.kernel.request import Request, RequestId
 from hotprefix.kernel.sched.commit import Committer
 from hotprefix.kernel.sched.planner import Planner
+from hotprefix.kernel.sched.prefetch import PrefetchCounters
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State
 from hotprefix.kernel.tokens import TOKEN_BYTES
@@ -179,6 +182,19 @@ class Kernel:
         """True while any request has not ended, or copies wait for a plan to carry them."""
         s = self._s
         return bool(s.sequences) or (s.host is not None and s.host.pending)
+
+    def watch_pages(self, watch: TreeWatch) -> None:
+        """Tell `watch` of every page that comes to and goes from L1's tree (KV events)."""
+        self._s.l1.tree.watch = watch
+
+    @property
+    def tier_counters(self) -> tuple[HostCounters, PrefetchCounters]:
+        """Pages by link, and what became of fetches; all zero without those tiers."""
+        s = self._s
+        return (
+            s.host.counters if s.host is not None else HostCounters(),
+            s.prefetch.counters if s.prefetch is not None else PrefetchCounters(),
+        )
 
     @property
     def counters(self) -> Counters:

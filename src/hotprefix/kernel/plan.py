@@ -89,17 +89,20 @@ class StorePage:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read pages from L3 in the background; answer with `Kernel.transfer_done`."""
+    """Read pages from L3 in the background; answer with `Kernel.transfer_done`. request: the first that
+    wants them."""
 
     id: int
     keys: tuple[bytes, ...]
+    request: RequestId = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. In this order: start `fetches`, give up `cancels`, read out `stores` (from L2), copy `saves`
-    (L1 to L2), copy `restores` (L2 to L1), run `chunks` as one forward pass. An `empty` plan has nothing to
-    execute and is not committed; its fetches and cancels are to be carried out all the same."""
+    (L1 to L2), copy `restores` (L2 to L1), run `chunks` as one forward pass, mark each chain of `touches`
+    (page keys, root first) as just used in L3. An `empty` plan has nothing to execute and is not committed;
+    its fetches, cancels and touches are to be carried out all the same."""
 
     step: int
     chunks: tuple[Chunk, ...] = ()
@@ -111,6 +114,7 @@ class StepPlan:
     stores: tuple[StorePage, ...] = ()
     saves: tuple[Copy, ...] = ()
     restores: tuple[Copy, ...] = ()
+    touches: tuple[tuple[bytes, ...], ...] = ()
 
     @property
     def empty(self) -> bool:

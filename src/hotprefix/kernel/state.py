@@ -199,6 +199,9 @@ class State:
         if publish and not seq.pin.planned:
             self.publish(seq, publishable(self.rules, seq, ended=True))
             self.save_published(seq)
+            if self.prefetch is not None and self.host is not None and seq.shared:
+                width = seq.shared * self.config.page_size * TOKEN_BYTES
+                self.host.used(seq.request.namespace, bytes(seq.key[:width]))
         self.tables.release(seq)
         self.slots.append(seq.slot)
         self.running.remove(seq)

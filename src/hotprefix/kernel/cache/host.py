@@ -34,6 +34,16 @@ class HostCounters:
     land_no_room: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What one plan carries between the tiers; see StepPlan."""
+
+    stores: tuple[StorePage, ...] = ()
+    saves: tuple[Copy, ...] = ()
+    restores: tuple[Copy, ...] = ()
+    touches: tuple[tuple[bytes, ...], ...] = ()
+
+
 class HostTier:
     """Book-keeping of L2 over one `Tier`. store: whether settled pages also go to L3."""
 
@@ -44,6 +54,8 @@ class HostTier:
         self._saves: list[Copy] = []
         self._restores: list[Copy] = []
         self._stores: list[StorePage] = []
+        self._touch_later: list[tuple[bytes, ...]] = []
+        self._touches: list[tuple[bytes, ...]] = []
         self._queued: list[Node] = []
         self._carried: list[Node] = []
 
@@ -153,17 +165,17 @@ class HostTier:
 
     # -- plans ------------------------------------------------------------------------------------
 
-    def take(self) -> tuple[tuple[StorePage, ...], tuple[Copy, ...], tuple[Copy, ...]]:
-        """(stores, saves, restores) for the plan being made."""
-        moves = tuple(self._stores), tuple(self._saves), tuple(self._restores)
-        self._stores, self._saves, self._restores = [], [], []
+    def take(self) -> Moves:
+        """What the plan being made is to carry."""
+        moves = Moves(tuple(self._stores), tuple(self._saves), tuple(self._restores), tuple(self._touches))
+        self._stores, self._saves, self._restores, self._touches = [], [], [], []
         self._carried, self._queued = self._queued, []
         return moves
 
     @property
     def pending(self) -> bool:
         """True while moves wait for a plan to carry them."""
-        return bool(self._stores or self._saves)
+        return bool(self._stores or self._saves or self._touches)
 
     def commit(self) -> None:
         """The plan that carried the copies has run."""
@@ -171,11 +183,13 @@ class HostTier:
             if self._store:
                 self._queue_stores(node)
         self._unpin_carried()
+        self._touches, self._touch_later = self._touches + self._touch_later, []
 
     def fail(self) -> None:
         """It has not: its saves never happened."""
         self._unpin_carried()
         self.tier.pool.unindex(self.tier.tree.discard_planned())
+        self._touches, self._touch_later = self._touches + self._touch_later, []
 
     def _unpin_carried(self) -> None:
         for node in self._carried:
@@ -184,12 +198,23 @@ class HostTier:
 
     def _queue_stores(self, node: Node) -> None:
         self._queued.append(self.tier.tree.pin_again(node))
-        keys = chain(self._parent_key(node), node.key, self.tier.page_size)
+        keys = self._keys(node)
         self._stores += [StorePage(key, page) for key, page in zip(keys, node.pages, strict=True)]
         self.counters.stored += len(keys)
 
-    def _parent_key(self, node: Node) -> bytes:
-        """Name of the page above a node: the chain over everything from the root."""
-        start = root_key(node.namespace, self.tier.page_size)
-        above = b"" if node.parent is None else self.tier.tree.path_key(node.parent)
-        return chain(start, above, self.tier.page_size)[-1] if above else start
+    def _keys(self, node: Node) -> list[bytes]:
+        """Names of a node's pages. Each node keeps its last one, so that a prefix that grows page by page
+        is not hashed from its start each time."""
+        parent = node.parent
+        if parent is None:
+            return [root_key(node.namespace, self.tier.page_size)]
+        above = parent.digest or self._keys(parent)[-1]
+        keys = chain(above, node.key, self.tier.page_size)
+        node.digest = keys[-1]
+        return keys
+
+    def used(self, namespace: Namespace, key: bytes) -> None:
+        """A request with this prefix has ended: after its last pages are on their way to L3, the whole
+        chain counts as just used there, so that its tail goes before its root (handed case 57)."""
+        names = tuple(chain(root_key(namespace, self.tier.page_size), key, self.tier.page_size))
+        (self._touch_later if self._saves else self._touches).append(names)

@@ -24,12 +24,13 @@ class Node:
     last_access, hits, priority belong to uses that *ended* here; a parent inherits its children's when
     they leave, so a touch is one write and yet no parent ever looks older than its children. hits counts
     uses by others: publishing is none, or a prompt prefilled in chunks would look hotter than another.
-    serial: unique within the tree, for order policies.
+    serial: unique within the tree, for order policies. digest: the name of its last page outside this
+    process (keys.py), once somebody has asked.
     """
 
     __slots__ = (
-        "children", "created", "hits", "in_heap", "key", "last_access", "namespace", "pages", "parent",
-        "pins", "planned", "priority", "serial", "version",
+        "children", "created", "digest", "hits", "in_heap", "key", "last_access", "namespace", "pages",
+        "parent", "pins", "planned", "priority", "serial", "version",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +50,7 @@ class Node:
         self.priority = 0
         self.in_heap = False
         self.version = 0
+        self.digest: bytes | None = None
 
     @property
     def evictable(self) -> bool:

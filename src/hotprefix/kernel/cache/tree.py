@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.evict import EvictionHeap, LeafView, SortKey
@@ -33,9 +34,22 @@ class Inserted:
     added: int
 
 
+class TreeWatch(Protocol):
+    """Hears of real pages: sum(added) - sum(removing) = resident at any time (handed case 121)."""
+
+    def added(self, node: Node) -> None:
+        """All pages of this node have just become real."""
+        ...
+
+    def removing(self, leaf: Node, count: int) -> None:
+        """The last `count` pages of this leaf are about to go."""
+        ...
+
+
 class PrefixTree:
-    """Radix trees of page-aligned int32 token runs. before_evict(leaf, pages): told before that many pages
-    leave a leaf's tail; it must not change this tree."""
+    """Radix trees of page-aligned int32 token runs. before_evict(leaf, pages): told before an eviction takes
+    that many pages off a leaf's tail. watch: told of every real page that comes and goes, on every path.
+    Neither may change the tree."""
 
     def __init__(self, page_size: int, key: Callable[[LeafView], SortKey]) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
@@ -48,6 +62,7 @@ class PrefixTree:
         self.total_pages = 0
         self.protected_pages = 0
         self.before_evict: Callable[[Node, int], None] | None = None
+        self.watch: TreeWatch | None = None
 
     @property
     def evictable_pages(self) -> int:
@@ -189,6 +204,8 @@ class PrefixTree:
         for node in settled:
             node.planned = False
             node.version += 1
+            if self.watch is not None:
+                self.watch.added(node)
         return settled
 
     def merge_up(self, handle: Node) -> Node:
@@ -280,6 +297,8 @@ class PrefixTree:
         self.total_pages += len(pages)
         if planned:
             self._planned.append(node)
+        elif self.watch is not None:
+            self.watch.added(node)
         return node
 
     def _next_serial(self) -> int:
@@ -319,6 +338,7 @@ class PrefixTree:
         for child in parent.children.values():
             child.parent = parent
         parent.last_access = max(parent.last_access, node.last_access)
+        parent.digest = node.digest
         parent.version += 1
         node.version += 1
         node.pages, node.pins, node.children = [], 0, {}
@@ -341,12 +361,15 @@ class PrefixTree:
 
     def _shrink(self, leaf: Node, count: int) -> None:
         """Take `count` pages off an unpinned leaf's tail; an empty leaf leaves the tree."""
+        if self.watch is not None and not leaf.planned:
+            self.watch.removing(leaf, count)
         self.total_pages -= count
         leaf.version += 1
         keep = len(leaf.pages) - count
         if keep:
             leaf.pages = leaf.pages[:keep]
             leaf.key = leaf.key[: keep * self.page_bytes]
+            leaf.digest = None
             self._heap.push(leaf)
             return
         parent = leaf.parent

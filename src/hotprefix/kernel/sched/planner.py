@@ -12,6 +12,7 @@ the point of failure.
 from __future__ import annotations
 
 from hotprefix.kernel import events as ev
+from hotprefix.kernel.cache.host import Moves
 from hotprefix.kernel.config import Order
 from hotprefix.kernel.plan import Admission as AdmissionRecord
 from hotprefix.kernel.plan import Chunk, Stall, StepPlan
@@ -57,10 +58,13 @@ class Planner:
                 break
         stall = None if self._chunks else self._stall()
         fetches, cancels = s.prefetch.take() if s.prefetch is not None else ((), ())
-        stores, saves, restores = s.host.take() if s.host is not None else ((), (), ())
+        if s.emit.on:
+            for fetch in fetches:
+                s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
+        moves = s.host.take() if s.host is not None else Moves()
         return StepPlan(
             self._step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall, fetches,
-            cancels, stores, saves, restores,
+            cancels, moves.stores, moves.saves, moves.restores, moves.touches,
         )  # fmt: skip
 
     def _plan_batch(self) -> None:

@@ -108,7 +108,7 @@ class Prefetcher:
             flight = InFlight(self._next, have, lacking, tuple(names))
             self._by_id[flight.id] = self._by_key[names[0]] = flight
             self._held += lacking
-            self._starts.append(Fetch(flight.id, flight.keys))
+            self._starts.append(Fetch(flight.id, flight.keys, seq.request.id))
             self.counters.started += 1
             self.counters.pages += lacking
         else:
