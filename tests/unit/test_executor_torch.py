@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiny_models import (
     executor_for,
     load_like,
     make_ops,
+    one_thread,
     reference_model,
     run,
     step,
@@ -30,6 +32,12 @@ from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.plan import Chunk, StepPlan
 
 PAGE, PAGES = 4, 96
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +81,21 @@ def test_mixed_batches_on_a_fragmented_pool_equal_lone_runs(loaded: LoadedModel)
              [(busy[0], 1)])  # fmt: skip
     for i, size in enumerate(lengths):
         assert requests[i].output == alone(loaded, prompt(i, size), 10)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_logits_are_the_same_bits_however_batched(dtype: str, model: Any, tmp_path: Path) -> None:
+    """So a cache hit, a chunk edge or a batch mate never changes a token, even in bfloat16."""
+    loaded = load_like(model, tmp_path, make_ops("native"), dtype)
+    tokens, rows = prompt(3, 45), []
+    for chunk in (1, 7, 16, 45):
+        executor, sampler = executor_for(loaded, PAGES, PAGE)
+        request = start(executor, Sequencer("a", 1, tokens, range(30), PAGE))
+        mate = start(executor, Sequencer("b", 0, prompt(chunk, 60), range(40, 90), PAGE))
+        while not request.output:
+            step(executor, [(mate, 1 + chunk % 3), (request, chunk)] if chunk > 1 else [(request, chunk)])
+        rows.append(sampler.logits[-1][-1])
+    assert all(torch.equal(row, rows[0]) for row in rows)
 
 
 def test_pages_written_in_the_same_step_are_read(loaded: LoadedModel) -> None:
@@ -139,12 +162,12 @@ def test_prompt_logprobs_come_once_after_a_retraction(loaded: LoadedModel) -> No
 def test_not_finite_numbers_fail_the_step_and_the_next_one_works(loaded: LoadedModel) -> None:
     tokens = prompt(6, 10)
     executor, sampler = executor_for(loaded, PAGES, PAGE)
-    pool = executor._pool
-    pool.values[1][:] = torch.nan
-    request = start(executor, Sequencer("a", 0, tokens, range(PAGES), PAGE))
-    request.reuse(4)
-    with pytest.raises(HotprefixError, match="not finite"):
-        step(executor, [(request, 99)])
+    executor._pool.values[1][:] = torch.nan
+    for size in (3, 99):  # a chunk that samples nothing must not be published either
+        request = start(executor, Sequencer(f"a{size}", 0, tokens, range(PAGES), PAGE))
+        request.reuse(4)
+        with pytest.raises(HotprefixError, match="not finite"):
+            step(executor, [(request, size)])
     assert sampler.logits == []
     assert run(executor, Sequencer("b", 0, tokens, range(PAGES), PAGE), 5, 4) == alone(loaded, tokens, 5)
 

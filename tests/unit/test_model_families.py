@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import Sequencer, executor_for, load_like, make_ops, reference_model, run, save
+from tiny_models import Sequencer, executor_for, load_like, make_ops, one_thread, reference_model, run, save
 
 from hotprefix.engine.model.loader import load_model
 from hotprefix.engine.model.torch_ops import TorchOps
@@ -39,6 +40,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral window": ("Mistral", {"sliding_window": 7}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.mark.parametrize("name", FAMILIES)

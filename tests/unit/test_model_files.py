@@ -121,7 +121,8 @@ def test_second_load_uses_the_conversion(
 def test_damaged_conversion_is_rebuilt(pair: tuple[Any, Path], tmp_path: Path, damage: str) -> None:
     expected = greedy(load(pair[1], tmp_path))
     weights = next((tmp_path / "models").glob("*.safetensors"))
-    data = bytearray(weights.read_bytes())
+    good = weights.read_bytes()
+    data = bytearray(good)
     if damage == "flip":
         data[-100] ^= 0x40
         weights.write_bytes(data)
@@ -133,6 +134,7 @@ def test_damaged_conversion_is_rebuilt(pair: tuple[Any, Path], tmp_path: Path, d
         for record in (tmp_path / "models").glob("*.json"):
             record.write_text("{")
     assert greedy(load(pair[1], tmp_path)) == expected
+    assert weights.read_bytes() == good
 
 
 def test_changed_file_is_converted_anew(own_gguf: Path, tmp_path: Path) -> None:

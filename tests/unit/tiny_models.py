@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ def save(model: Any, folder: Path, **options: Any) -> ModelFiles:
 
 def load_like(model: Any, folder: Path, ops: Ops | None = None, dtype: str = "float32") -> LoadedModel:
     return load_model(save(model, folder), dtype, "cpu", ops, cache_dir=folder / "cache")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Small tensors gain nothing from two threads, and on a busy machine those crawl."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_ops(kind: str) -> Ops:
