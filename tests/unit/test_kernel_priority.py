@@ -113,3 +113,17 @@ def test_preemption_does_not_cycle() -> None:
     d.run().assert_cold_equal()
     c = d.kernel.counters
     assert c.recomputed_tokens < c.computed_prompt_tokens + c.computed_output_tokens - c.recomputed_tokens
+
+
+@pytest.mark.parametrize("preemption", [True, False])
+def test_a_page_begun_is_given_up_for_the_same_page_of_one_that_went_ahead(preemption: bool) -> None:
+    """The budget is below a page, and an important request with the same prompt overtakes: the page that the
+    other had begun is replaced in its table, freed, and the executor is told."""
+    d = driver(max_batched_tokens=3, max_running=2, preemption=preemption)
+    prompt = list(range(40))
+    d.submit("begun", prompt, 3, priority=5)
+    d.submit("tiny", [90], 2, priority=5)
+    d.step()
+    d.submit("ahead", prompt, 3, priority=0)
+    d.run().assert_cold_equal()
+    assert d.cached["begun"] > 0 if preemption else d.cached["ahead"] > 0

@@ -232,6 +232,24 @@ def test_a_chain_saved_in_several_chunks_goes_from_its_end(
     assert c.evict(4) == "dcba"
 
 
+def test_a_run_that_grew_is_as_recent_as_its_last_page() -> None:
+    c = Cache()
+    handle = c.grow(c.tree.pin_root(NS), "a")
+    c.save("x")
+    c.tree.unpin(c.grow(handle, "b"))
+    assert c.evict(3) == "xba"
+
+
+def test_a_run_does_not_grow_over_the_end_of_another_holder() -> None:
+    c = Cache()
+    handle = c.grow(c.tree.pin_root(NS), "a")
+    other = c.pin("a")
+    c.tree.unpin(c.grow(handle, "b"))
+    assert (c.tree.protected_pages, c.tree.evictable_pages) == (1, 1)
+    assert c.evict(9) == "b"
+    c.tree.unpin(other)
+
+
 def test_an_unmatched_suffix_gains_nothing_from_a_touch() -> None:
     c = Cache()
     c.save("abcd")
@@ -250,6 +268,35 @@ def test_a_parent_is_never_older_than_its_children() -> None:
     c.save("y")
     assert c.evict(3) == "xdc"
     assert c.evict(3) == "bay"
+
+
+def test_a_parent_takes_over_the_uses_of_what_left_it() -> None:
+    c = Cache(Eviction.LFU)
+    for pages in ("ab", "ac", "x"):
+        c.save(pages)
+    for pages, uses in (("ab", 3), ("ac", 3), ("x", 5)):
+        for _ in range(uses):
+            c.use(pages)
+    assert c.evict(4) == "bcxa", "a has been used seven times"
+
+
+def test_a_parent_takes_over_the_importance_of_what_left_it() -> None:
+    c = Cache(Eviction.PRIORITY)
+    c.save("a", priority=9)
+    c.save("ab", priority=1)
+    assert c.evict(1) == "b"
+    c.save("x", priority=5)
+    assert c.evict(2) == "xa"
+
+
+def test_a_parent_takes_over_the_recency_of_what_left_it() -> None:
+    """Pages of a failed step are taken back; that the prefix was used remains."""
+    c = Cache()
+    c.save("a")
+    c.save("x")
+    c.tree.unpin(c.grow(c.pin("a"), "b", planned=True))
+    c.tree.discard_planned()
+    assert c.evict(2) == "xa"
 
 
 def test_lru() -> None:
