@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,12 @@ class TestBuild:
             build.load.cache_clear()
         assert len(caplog.records) == 1
         assert "no C compiler" in caplog.text
+
+    def test_builds_at_the_same_time_do_not_disturb_each_other(self, tmp_path: Path) -> None:
+        with ThreadPoolExecutor() as pool:
+            both = list(pool.map(lambda _: build.build(("-O0",), tmp_path), range(2)))
+        assert all(isinstance(NativeOps(library), NativeOps) for library in both)
+        assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
 
     def test_failing_compiler_shows_its_message_and_leaves_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(build.NativeUnavailable, match="no-such-flag"):

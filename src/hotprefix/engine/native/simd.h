@@ -57,6 +57,16 @@ INLINE vf vmax(vf a, vf b) {
 #endif
 }
 
+INLINE vf vmin(vf a, vf b) {
+#if VL == 16
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif VL == 8
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return vselect(a < b, a, b);
+#endif
+}
+
 INLINE vi vlanes(void) {
     vi v;
     UNROLL for (int i = 0; i < VL; i++) v[i] = i;
@@ -158,11 +168,15 @@ INLINE void vtranspose(vf square[VL]) {
 
 /* Sum and maximum of the lanes, always in the same order. */
 INLINE float vsum(vf v) {
+#if VL == 16
+    return _mm512_reduce_add_ps((__m512)v);
+#else
     float lane[VL];
     vstore(lane, v);
     UNROLL for (int half = VL / 2; half > 0; half /= 2)
         UNROLL for (int i = 0; i < half; i++) lane[i] += lane[i + half];
     return lane[0];
+#endif
 }
 
 INLINE float vhighest(vf v) {
@@ -181,7 +195,7 @@ INLINE float vhighest(vf v) {
  * x = n ln2 + r with |r| <= ln2/2, and e^r by its Taylor polynomial of degree 7. */
 INLINE vf vexp(vf x) {
     vi tiny = x < vset(-87.0f);
-    x = -vmax(vset(-88.0f), -vmax(vset(-87.0f), x)); /* in this order NaN stays NaN */
+    x = vmin(vset(88.0f), vmax(vset(-87.0f), x)); /* in this order NaN stays NaN */
     const vf round = vset(12582912.0f); /* 1.5 * 2^23: adding it leaves the nearest whole number */
     vf shifted = vfma(x, vset(1.44269504f), round);
     vf n = shifted - round;
