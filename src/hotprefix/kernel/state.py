@@ -61,7 +61,7 @@ class State:
         tier = Tier(tiers.pages, self.config.page_size, Eviction.LRU, lambda pages: None)
         host = self.host = HostTier(tier, tiers.storage)
         if tiers.write is Write.BACK:
-            self.l1.tree.before_evict = lambda leaf, pages: host.save_evicted(self.l1.tree, leaf)
+            self.l1.tree.before_evict = lambda leaf, pages: host.save_evicted(leaf)
         if tiers.storage:
             self.prefetch = Prefetcher(
                 self.host, self.estimates, tiers.prefetch, tiers.prefetch_timeout_s, tiers.min_fetch_pages,

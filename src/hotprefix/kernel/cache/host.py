@@ -16,7 +16,6 @@ from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.keys import chain, root_key
 from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.cache.tier import Tier
-from hotprefix.kernel.cache.tree import PrefixTree
 from hotprefix.kernel.plan import Copy, StorePage
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
@@ -76,11 +75,11 @@ class HostTier:
         self._saves += [Copy(pages[have + i], page) for i, page in enumerate(copies)]
         self.counters.saved += len(copies)
 
-    def save_evicted(self, device: PrefixTree, leaf: Node) -> None:
+    def save_evicted(self, leaf: Node) -> None:
         """Write-back: L1's tree is about to take pages off a leaf. The whole prefix is seen to, because
         L2 holds no page without its parents; what L1 takes from the same leaf next is then there."""
         if not leaf.planned:
-            self.save(leaf.namespace, device.path_key(leaf), device.path_pages(leaf))
+            self.save(leaf.namespace, leaf.path_key(), leaf.path_pages())
 
     def _insert(self, handle: Node, key: bytes, have: int, room: int, planned: bool) -> list[int]:
         """Index `room` new pages below a pinned handle; returns them. The pin is returned, unless a plan
@@ -127,7 +126,7 @@ class HostTier:
 
     def restore(self, pin: Node, first: int, into: list[int]) -> None:
         """Copy pages first .. of a held prefix into L1 pages, in the step being planned."""
-        sources = self.tier.tree.path_pages(pin)[first:]
+        sources = pin.path_pages()[first:]
         self._queued.append(pin)
         self._restores += [Copy(source, page) for source, page in zip(sources, into, strict=True)]
         self.counters.restored += len(into)

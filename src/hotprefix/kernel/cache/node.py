@@ -65,6 +65,24 @@ class Node:
             node = node.parent
         return pages
 
+    def path(self) -> list[Node]:
+        """Nodes from the root to this one."""
+        nodes = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def path_pages(self) -> list[int]:
+        """Page ids from the root to this node's end."""
+        return [page for node in self.path() for page in node.pages]
+
+    def path_key(self) -> bytes:
+        """Token bytes from the root to this node's end."""
+        return b"".join(node.key for node in self.path())
+
 
 @dataclass(frozen=True, slots=True)
 class Match:

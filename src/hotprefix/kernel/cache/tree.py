@@ -86,26 +86,8 @@ class PrefixTree:
 
     def pages_of(self, match: Match) -> list[int]:
         """Page ids of the matched prefix, first page first."""
-        above = [] if match.node.parent is None else self.path_pages(match.node.parent)
+        above = [] if match.node.parent is None else match.node.parent.path_pages()
         return above + match.node.pages[: match.inside]
-
-    def path_pages(self, end: Node) -> list[int]:
-        """Page ids from the root to a node's end."""
-        runs = []
-        node: Node | None = end
-        while node is not None:
-            runs.append(node.pages)
-            node = node.parent
-        return [page for run in reversed(runs) for page in run]
-
-    def path_key(self, end: Node) -> bytes:
-        """Token bytes from the root to a node's end."""
-        runs = []
-        node: Node | None = end
-        while node is not None:
-            runs.append(node.key)
-            node = node.parent
-        return b"".join(reversed(runs))
 
     # -- recency ----------------------------------------------------------------------------------
 
