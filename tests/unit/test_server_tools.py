@@ -62,6 +62,13 @@ async def test_only_calls_have_no_content_and_a_cut_call_says_length() -> None:
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a'
 
 
+async def test_what_only_began_like_a_call_is_content_in_the_end() -> None:
+    stream = await ask(FakeEngine(words("a <tool", "_ca")), stream=True)
+    pieces = [c for e in stream[:-1] for c in e["choices"]]
+    assert "".join(c["delta"].get("content") or "" for c in pieces) == "a <tool_ca"
+    assert pieces[-1]["finish_reason"] == "stop"
+
+
 async def test_parallel_false_gives_one_call_and_none_gives_text() -> None:
     assert len((await ask(FakeEngine(TWO), parallel_tool_calls=False))["message"]["tool_calls"]) == 1
     plain = await ask(FakeEngine(TWO), tool_choice="none")

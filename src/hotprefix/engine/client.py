@@ -212,10 +212,6 @@ class AsyncEngine:
         if known and self._child:
             self._child.send(wire.Abort(known))
 
-    def abort_all(self) -> None:
-        """End every open request early."""
-        self.abort(list(self._streams))
-
     async def flush_cache(self) -> FlushReport:
         report: FlushReport = await self._call(lambda call: wire.Control(call, "flush"))
         return report

@@ -2,7 +2,7 @@
 
 Rules: the address is taken before anything is loaded, and answers 503 until the engine can answer. The
 first SIGTERM or SIGINT drains: new requests get 503, open ones finish within `drain_s`, then are
-aborted; nothing waits once nobody is left. The second one stops at once. Progress goes to stderr.
+ended with an error; nothing waits once nobody is left. The second one stops at once. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.text import Text
 
-ABORT_S = 2.0
 LoadText = Callable[[str], Text]
 
 
@@ -137,12 +136,8 @@ class _Run:
         gate = self._app.state.service.gate
         gate.draining = True
         _say(f"stopping: open requests may run for {self._config.drain_s:g} s; a second signal stops at once")
-        if await _before(self._stop_now, gate.idle(), self._config.drain_s):
-            return
-        if not self._stop_now.is_set():
-            _say("stopping: aborting what is still open")
-            self._engine.abort_all()
-            await _before(self._stop_now, gate.idle(), ABORT_S)
+        if not await _before(self._stop_now, gate.idle(), self._config.drain_s):
+            _say("stopping: open requests end now")
 
 
 async def _before(event: asyncio.Event, work: Coroutine[Any, Any, object], limit_s: float | None) -> bool:
