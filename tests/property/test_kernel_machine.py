@@ -60,7 +60,7 @@ class KernelMachine(RuleBasedStateMachine):
     def build(self, page_size: int, tokens: int, same_step: bool, config: dict[str, object]) -> None:
         config = {**config, **self.fixed}
         self.d = Driver(max(tokens // page_size, 1), page_size, Capabilities(same_step), **config)
-        self.watch = PlanWatch(self.d)
+        self.watch = PlanWatch(self.d, Capabilities(same_step))
         self.once = OnceWatch(self.d)
 
     # -- requests ---------------------------------------------------------------------------------

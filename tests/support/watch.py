@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.cache.pages import PageState
+from hotprefix.kernel.config import Capabilities, Publication
 from hotprefix.kernel.plan import Chunk, StepPlan
 from tests.support.drive import Driver
 
@@ -17,8 +18,11 @@ PageKey = tuple[str | None, bytes]
 class PlanWatch:
     """One driver's plans, one after another."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, capabilities: Capabilities | None = None) -> None:
         self._d = driver
+        able = (capabilities or Capabilities()).same_step_reads
+        self._reads_planned = able and driver.config.publication is Publication.SCHEDULE
+        self._tables: dict[int, list[int]] = {}
         self._next: dict[str, int] = {}
         self._slots: dict[int, str] = {}
         self._unsure: set[str] = set()  # retracted with a failed step if they read its pages
@@ -26,6 +30,9 @@ class PlanWatch:
     def planned(self, plan: StepPlan) -> None:
         """Call with every plan before it is executed."""
         config = self._d.config
+        orderly = not config.preemption and not self._d.kernel.counters.failed_steps
+        if orderly and plan.retracted:
+            assert self._first() not in plan.retracted, "somebody always finishes"
         for name in plan.retracted:
             self._leave(name)
         for admission in plan.admissions:
@@ -46,6 +53,27 @@ class PlanWatch:
             self._chunk(chunk)
             assert not (long_seen and not chunk.prefill), "decodes come first"
             long_seen |= len(chunk.tokens) > tk.TOKEN_BYTES
+        self._reads(plan)
+        if orderly:
+            idle = set(self._slots.values()) - {c.request for c in plan.chunks}
+            assert all(len(self._known(r)) - self._next[r] != 1 for r in idle), "no decode is left out"
+
+    def _first(self) -> str:
+        """The oldest of the most important running requests."""
+        known, arrived = self._d.kernel._s.sequences, list(self._d.prompts)
+        return min(self._slots.values(), key=lambda r: (known[r].request.priority, arrived.index(r)))
+
+    def _reads(self, plan: StepPlan) -> None:
+        """Pages that this very step computes are read by others only where that is sound and allowed."""
+        page = self._d.config.page_size
+        written: dict[int, str] = {}
+        for chunk in plan.chunks:
+            table = self._tables.setdefault(chunk.slot, [])
+            table[chunk.table_from :] = chunk.table
+            written |= dict.fromkeys(table[chunk.start // page :], chunk.request)
+        for chunk in plan.chunks:
+            for physical in self._tables[chunk.slot][: chunk.start // page]:
+                assert self._reads_planned or physical not in written, "read in the step that computes it"
 
     def _chunk(self, chunk: Chunk) -> None:
         known, page = self._known(chunk.request), self._d.config.page_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotprefix.errors import ProtocolError
-from hotprefix.kernel.config import Capabilities, Flight, Publication
+from hotprefix.kernel.config import Capabilities, Flight, Order, Publication
 from hotprefix.kernel.plan import Finish, StepOutcome
 from tests.support.drive import Driver
 from tests.support.fake import cold_run
@@ -98,6 +98,20 @@ def test_pages_of_an_aborted_bystander_survive_a_failed_step_that_computes_the_s
     d.execute(plan)
     d.run().assert_cold_equal()
     assert d.kernel.status().l1.protected == 0
+
+
+def test_one_that_took_over_planned_pages_but_got_no_chunk_loses_them_with_the_step() -> None:
+    d = Driver(64, 4, order=Order.PRIORITY, preemption=True, max_batched_tokens=10, max_running=2)
+    d.submit("overtaken", list(range(40)), 3, priority=5)
+    d.step()
+    d.submit("ahead", list(range(40)), 3, priority=0)
+    plan = d.plan()
+    assert [c.request for c in plan.chunks] == ["ahead"]
+    assert d.kernel.status().running == 2
+    d.executor.fail_next = 1
+    d.execute(plan)
+    assert d.kernel.status().running == 0
+    d.run().assert_cold_equal()
 
 
 def test_a_suspect_that_finds_no_room_is_not_overtaken_for_ever() -> None:

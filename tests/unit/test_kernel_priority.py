@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hotprefix.kernel.config import Order
+from hotprefix.kernel.config import Capabilities, Order
 from tests.support.drive import Driver
+from tests.support.watch import PlanWatch
 
 
 def driver(total_pages: int = 64, **config: object) -> Driver:
@@ -115,15 +116,23 @@ def test_preemption_does_not_cycle() -> None:
     assert c.recomputed_tokens < c.computed_prompt_tokens + c.computed_output_tokens - c.recomputed_tokens
 
 
-@pytest.mark.parametrize("preemption", [True, False])
-def test_a_page_begun_is_given_up_for_the_same_page_of_one_that_went_ahead(preemption: bool) -> None:
-    """The budget is below a page, and an important request with the same prompt overtakes: the page that the
-    other had begun is replaced in its table, freed, and the executor is told."""
-    d = driver(max_batched_tokens=3, max_running=2, preemption=preemption)
+@pytest.mark.parametrize("same_step", [True, False])
+@pytest.mark.parametrize("budget", [3, 5, 10])
+def test_a_request_that_is_overtaken_takes_over_the_pages_of_the_one_ahead(
+    same_step: bool, budget: int
+) -> None:
+    """An important request with the same prompt goes ahead: what the other then finds is used, the page it
+    had begun is replaced in its table, freed, and the executor is told."""
+    d = driver(max_batched_tokens=budget, max_running=2, capabilities=Capabilities(same_step))
+    watch = PlanWatch(d, Capabilities(same_step))
     prompt = list(range(40))
     d.submit("begun", prompt, 3, priority=5)
-    d.submit("tiny", [90], 2, priority=5)
-    d.step()
-    d.submit("ahead", prompt, 3, priority=0)
-    d.run().assert_cold_equal()
-    assert d.cached["begun"] > 0 if preemption else d.cached["ahead"] > 0
+    while d.kernel.has_work:
+        plan = d.plan()
+        watch.planned(plan)
+        d.execute(plan)
+        watch.committed(plan, ok=True)
+        if "ahead" not in d.prompts:
+            d.submit("ahead", prompt, 3, priority=0)
+    d.assert_cold_equal()
+    assert d.cached["begun"] >= 36 - budget
