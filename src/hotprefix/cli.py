@@ -74,6 +74,20 @@ def serve(
     prefetch: Annotated[Prefetch, typer.Option(help="How long a request waits for L3.")] = Prefetch.TIMEOUT,
     prefetch_timeout: Annotated[float, typer.Option(help="Seconds from enqueue, with timeout.")] = 1.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Write an event log: PATH.jsonl or PATH.parquet (docs/records.md).")
+    ] = None,
+    events_key_file: Annotated[
+        Path | None, typer.Option(help="Key of the log's fingerprints; default: a new one each time.")
+    ] = None,
+    kv_events: Annotated[
+        str | None, typer.Option(help="Publish KV events there, for example tcp://127.0.0.1:5557.")
+    ] = None,
+    kv_events_replay: Annotated[str | None, typer.Option(help="Send missed KV events again there.")] = None,
+    kv_events_form: Annotated[
+        str, typer.Option(help="maps (vLLM now) or arrays (SGLang, older vLLM).")
+    ] = "maps",
+    kv_events_tokens: Annotated[bool, typer.Option(help="Send token ids in KV events.")] = False,
     api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
     isolate_keys: Annotated[bool, typer.Option(help="Keys do not share cached prefixes.")] = False,
     drain_seconds: Annotated[float, typer.Option(help="How long SIGTERM lets open requests run.")] = 30.0,
@@ -94,6 +108,9 @@ def serve(
         max_running=max_running, max_waiting=max_waiting, threads=threads,
         refresh=_refresh(refresh), refresh_window=refresh_window, refresh_every=refresh_every,
         l2_tokens=l2_tokens, l3=l3, write=write, prefetch=prefetch, prefetch_timeout_s=prefetch_timeout,
+        events=str(events) if events else None, kv_events=kv_events, kv_events_replay=kv_events_replay,
+        events_key_file=str(events_key_file) if events_key_file else None, kv_events_form=kv_events_form,
+        kv_events_tokens=kv_events_tokens,
     )  # fmt: skip
     server = ServerConfig(
         host=host,

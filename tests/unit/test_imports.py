@@ -30,10 +30,11 @@ LAYERS = {
     "errors": set(),
     "kernel": {"errors"},
     "engine": {"errors", "kernel"},
-    "server": {"errors", "kernel", "engine"},
+    "records": {"errors", "kernel", "engine"},
+    "server": {"errors", "kernel", "engine", "records"},
     "lab": {"errors", "kernel"},
     "bench": {"errors", "kernel", "engine", "report"},
-    "report": {"errors", "kernel", "bench", "lab"},
+    "report": {"errors", "kernel", "bench", "lab", "records"},
 }
 
 

@@ -19,6 +19,7 @@ from hotprefix.engine.messages import EngineInfo
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.model.forward import Decoder
 from hotprefix.engine.model.loader import load_model
+from hotprefix.engine.observe import Observer
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.sampling.structured import Compiler, Vocabulary
 from hotprefix.engine.storage import Storage
@@ -34,7 +35,10 @@ MIN_FETCH_S = 1.0
 
 
 def build_engine(
-    config: EngineConfig, progress: Progress = lambda line: None, sink: Sink | None = None
+    config: EngineConfig,
+    progress: Progress = lambda line: None,
+    sink: Sink | None = None,
+    observer: Observer | None = None,
 ) -> EngineLoop:
     """Load the model and make a loop. Raises ModelLoadError (its files) or ConfigError (settings)."""
     started = time.monotonic()
@@ -69,6 +73,7 @@ def build_engine(
         sink=sink,
         host=host,
         storage=storage,
+        observer=observer,
     )
 
 

@@ -28,8 +28,10 @@ class EngineConfig:
     kv_tokens: capacity of the KV pool. max_model_len: prompt plus outputs of one request, at most
     (None = the model's context, or the pool where that is smaller). session_tokens: how much ended
     requests of sessions may keep protected. l2_tokens: capacity of the host pool, 0 = no L2. l3: URL of
-    an external store (docs/stores.md), which needs an L2. threads: CPU threads (None = all). Raises
-    ConfigError."""
+    an external store (docs/stores.md), which needs an L2. threads: CPU threads (None = all). events:
+    path of an event log, events_key_file: of its fingerprints' key (None = random); kv_events,
+    kv_events_replay: addresses for KV events, kv_events_form: maps | arrays, kv_events_tokens: send
+    token ids with them (docs/records.md). Raises ConfigError."""
 
     model: str = "default"
     dtype: str = "auto"
@@ -59,6 +61,12 @@ class EngineConfig:
     min_restore_tokens: int = 32
     min_fetch_tokens: int = 64
     threads: int | None = None
+    events: str | None = None
+    events_key_file: str | None = None
+    kv_events: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_form: str = "maps"
+    kv_events_tokens: bool = False
 
     def __post_init__(self) -> None:
         for name in ("kv_tokens", "page_size"):
@@ -74,6 +82,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r}: give a whole number >= 1, or leave it out", param=name)
+        if self.kv_events_form not in ("maps", "arrays"):
+            raise ConfigError(
+                f"kv_events_form={self.kv_events_form!r}: give maps or arrays", param="kv_events_form"
+            )
         if self.l3 is not None and not self.l2_tokens:
             raise ConfigError(
                 f"l3={self.l3!r} needs an L2, through which its pages come: give l2_tokens", param="l3"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Protocol
 
 from hotprefix.engine.executor import Executor, StepResult, TokenLogprob
@@ -20,10 +21,14 @@ from hotprefix.engine.messages import (
     EngineStats,
     FlushReport,
     Generate,
+    Insight,
+    Links,
     Timing,
     Usage,
 )
+from hotprefix.engine.observe import Observer, Wall
 from hotprefix.engine.params import SamplingParams
+from hotprefix.engine.rates import Rates
 from hotprefix.engine.storage import Storage
 from hotprefix.errors import ContextLengthExceeded, InputError
 from hotprefix.kernel import tokens as tk
@@ -85,6 +90,15 @@ class _Live:
         )
 
 
+class _Spent:
+    """Seconds since the start, by what they were spent on."""
+
+    __slots__ = ("commit_s", "execute_s", "plan_s")
+
+    def __init__(self) -> None:
+        self.plan_s = self.execute_s = self.commit_s = 0.0
+
+
 class EngineLoop:
     """See the module's rules. clock: seconds, monotonic."""
 
@@ -101,8 +115,13 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         host: HostPool | None = None,
         storage: Storage | None = None,
+        observer: Observer | None = None,
     ) -> None:
+        """sink, observer: who is told of events; the observer's sink is taken where it wants one. Raises
+        what the observer raises when it is opened."""
         self.info = info
+        if observer is not None and observer.wants_events:
+            sink = observer.event
         self.kernel = Kernel(config, executor.capabilities, sink)
         self._executor = executor
         self._fingerprint = fingerprint
@@ -114,6 +133,11 @@ class EngineLoop:
         self._live: dict[RequestId, _Live] = {}
         self._ended: list[Delta] = []
         self._generated = 0
+        self._rates = Rates()
+        self._spent = _Spent()
+        if observer is not None:
+            observer.opened(self.kernel, info, fingerprint, clock())
+        self._watch = Wall(observer)
 
     @property
     def has_work(self) -> bool:
@@ -132,11 +156,13 @@ class EngineLoop:
         now = self._clock()
         try:
             live = _Live(message, self._make_text(params), now)
-            self.kernel.submit(self._request(message, max_tokens), now)
+            request = self._request(message, max_tokens)
+            self.kernel.submit(request, now)
         except Exception:
             self._executor.finish(message.id)
             raise
         self._live[message.id] = live
+        self._watch.tell("submitted", request, now)
 
     def _request(self, message: Generate, max_tokens: int) -> Request:
         wants_prompt_logits = message.params.prompt_logprobs is not None
@@ -180,8 +206,10 @@ class EngineLoop:
             self._abort(request_id, None)
 
     def _abort(self, request_id: RequestId, error: str | None) -> None:
-        progress = self.kernel.abort(request_id, self._clock())
+        now = self._clock()
+        progress = self.kernel.abort(request_id, now)
         if progress is not None:
+            self._watch.tell("ended", progress, now)
             self._ended.append(self._close(progress, Finish.ABORT, error))
 
     # -- steps ------------------------------------------------------------------------------------
@@ -202,15 +230,28 @@ class EngineLoop:
         outcome = self._execute(plan)
         if self._storage is not None:
             self._storage.touch(plan)
-        for progress in self.kernel.commit(plan, outcome, self._clock()):
-            deltas.append(self._delta(progress))
-        return deltas
+        return deltas + self._commit(plan, outcome)
+
+    def _commit(self, plan: StepPlan, outcome: StepOutcome) -> list[Delta]:
+        now = self._clock()
+        done = self.kernel.commit(plan, outcome, now)
+        for progress in done:
+            if progress.finish is not None:
+                self._watch.tell("ended", progress, now)
+        count = self.kernel.counters
+        self._rates.note(now, count.cached_tokens, count.computed_prompt_tokens)
+        self._watch.tell("changed", now)
+        self._spent.commit_s += self._clock() - now
+        return [self._delta(progress) for progress in done]
 
     def _plan(self) -> StepPlan:
         """Bring home what L3 gave, plan, and start what the plan asks of L3."""
         if self._storage is not None and self._host is not None:
             self._storage.land(self.kernel, self._host, self._clock())
-        plan = self.kernel.plan(self._clock())
+        now = self._clock()
+        plan = self.kernel.plan(now)
+        self._watch.tell("planned", plan, now)
+        self._spent.plan_s += self._clock() - now
         if self._storage is not None:
             self._storage.begin(plan)
         return plan
@@ -223,10 +264,13 @@ class EngineLoop:
                 live.admitted = now
 
     def _execute(self, plan: StepPlan) -> StepOutcome:
+        begun = self._clock()
         try:
             result = self._executor.execute(plan)
         except Exception as error:
             return StepOutcome(ok=False, error=f"{type(error).__name__}: {error}")
+        finally:
+            self._spent.execute_s += self._clock() - begun
         return self._judge(result)
 
     def _judge(self, result: StepResult) -> StepOutcome:
@@ -304,16 +348,20 @@ class EngineLoop:
 
     def flush_cache(self) -> FlushReport:
         """Drop cached pages that no running request reads, and say what stayed."""
-        report = self.kernel.flush(self._clock())
+        now = self._clock()
+        report = self.kernel.flush(now)
+        self._watch.tell("changed", now)
         page = self.info.page_size
         freed, kept = report.freed + report.host_freed, report.protected + report.host_protected
         return FlushReport(freed * page, kept * page, self.kernel.status().running)
 
     def close(self) -> None:
-        """Let go of L3: pages on their way there get a moment, then the store's threads end."""
+        """Let go of L3: pages on their way there get a moment, then the store's threads end. Records are
+        written to their end."""
         if self._storage is not None:
             self._storage.drain(DRAIN_S)
             self._storage.close()
+        self._watch.tell("close")
 
     def stats(self) -> EngineStats:
         status, count = self.kernel.status(), self.kernel.counters
@@ -336,6 +384,33 @@ class EngineLoop:
             steps=count.steps,
             retractions=count.retractions,
             evicted_pages=count.evicted_pages,
+            insight=self._insight(),
+        )
+
+    def _insight(self) -> Insight:
+        kernel, now = self.kernel, self._clock()
+        status = kernel.status()
+        host, prefetch = kernel.tier_counters
+        links = self._host.links if self._host is not None else None
+        return Insight(
+            parked=status.parked,
+            tree_nodes=status.tree_nodes,
+            namespaces=status.namespaces,
+            fetches=status.fetches,
+            l2=status.l2,
+            throughput=self._rates.throughput(now),
+            kernel=replace(kernel.counters),
+            host=replace(host),
+            prefetch=replace(prefetch),
+            store=self._storage.stats() if self._storage is not None else None,
+            links=Links(links.saved_bytes, links.saved_s, links.restored_bytes, links.restored_s)
+            if links is not None
+            else None,
+            plan_s=self._spent.plan_s,
+            execute_s=self._spent.execute_s,
+            commit_s=self._spent.commit_s,
+            observed=replace(self._watch.stats(), sink_failed=kernel.sink_failure),
+            hottest=self._watch.hottest(now),
         )
 
 

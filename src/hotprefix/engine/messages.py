@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.params import SamplingParams
+from hotprefix.engine.rates import Throughput
+from hotprefix.engine.stores.counters import StoreStats
+from hotprefix.kernel.cache.host import HostCounters
+from hotprefix.kernel.cache.tier import Occupancy
+from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish
 from hotprefix.kernel.request import RequestId
+from hotprefix.kernel.sched.prefetch import PrefetchCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +109,77 @@ class FlushReport:
 
 
 @dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """A run of pages that recent requests share. name: keyed fingerprint of the prefix up to its end.
+    parent: place of the run it continues among its neighbours, -1 = it starts the prompt. start, stop:
+    tokens. requests: how many of the last 300 s begin with it."""
+
+    name: str
+    parent: int
+    start: int
+    stop: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Bytes moved and seconds spent between L1 and L2."""
+
+    saved_bytes: int = 0
+    saved_s: float = 0.0
+    restored_bytes: int = 0
+    restored_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What observation itself did since the engine's start. records: of the event log. kv: of the KV event
+    publisher (pages are L1's). failed, sink_failed: why observation, or the kernel's part of it, was
+    switched off, if it was."""
+
+    written_records: int = 0
+    dropped_records: int = 0
+    kv_batches: int = 0
+    kv_dropped_batches: int = 0
+    kv_stored_pages: int = 0
+    kv_removed_pages: int = 0
+    failed: str | None = None
+    sink_failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Insight:
+    """What lies behind `EngineStats`. parked: waiting requests that wait for a flight's leader.
+    l2: None without that tier; store and links likewise. plan_s/execute_s/commit_s: seconds spent since
+    the start. kernel, host, prefetch: the kernel's own counters. hottest: filled where somebody watches
+    requests; empty without."""
+
+    parked: int
+    tree_nodes: int
+    namespaces: int
+    fetches: int
+    l2: Occupancy | None
+    throughput: tuple[Throughput, ...]
+    kernel: Counters
+    host: HostCounters
+    prefetch: PrefetchCounters
+    store: StoreStats | None
+    links: Links | None
+    plan_s: float
+    execute_s: float
+    commit_s: float
+    observed: Observed
+    hottest: tuple[HotPrefix, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges now and counters since the engine's start. Gauges: running, waiting (requests); L1 pages
     by state, conserved: free + owned + evictable + protected = total. Counters, tokens: queried and
     cached_* count each request once, at its first use in prefill (terms.md, *effective reuse*; handed
     cases 156, 157); computed counts prompt tokens run through prefill, re-computation included;
-    generated counts outputs. Counters, events: steps, retractions, evicted_pages."""
+    generated counts outputs. Counters, events: steps, retractions, evicted_pages. insight: everything
+    else; None where an engine has none."""
 
     running: int
     waiting: int
@@ -127,3 +198,4 @@ class EngineStats:
     steps: int
     retractions: int
     evicted_pages: int
+    insight: Insight | None = None

@@ -34,8 +34,9 @@ LoadText = Callable[[str], Text]
 def build(config: EngineConfig, progress: Progress) -> Loop:
     """Build the engine, in its process; torch is imported only there."""
     from hotprefix.engine.build import build_engine
+    from hotprefix.records.open import open_recorder
 
-    return build_engine(config, progress)
+    return build_engine(config, progress, observer=open_recorder(config))
 
 
 def load_text(model: str) -> Text:

@@ -1,0 +1,91 @@
+"""Watching the engine. Owns: `Observer`, what may watch, and `Wall`, which keeps it from mattering.
+
+Rules (kernel.md, *Observation*): an observer receives records of what was decided and decides nothing;
+what it raises switches it off, is told once on the log and reaches nobody. It is called on the loop's
+thread, so it only takes things down; writing, hashing and sending belong to threads of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
+from hotprefix.kernel.events import Event
+from hotprefix.kernel.kernel import Kernel
+from hotprefix.kernel.plan import Progress, StepPlan
+from hotprefix.kernel.request import Request
+
+log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """`now` is the loop's clock, seconds."""
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether `event` is to be the kernel's sink; without one the kernel builds no records."""
+        ...
+
+    def opened(self, kernel: Kernel, info: EngineInfo, fingerprint: str, now: float) -> None:
+        """The engine is ready; comes first and once."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """The kernel's sink."""
+        ...
+
+    def submitted(self, request: Request, now: float) -> None:
+        """The kernel took a request."""
+        ...
+
+    def planned(self, plan: StepPlan, now: float) -> None:
+        """A plan is about to run."""
+        ...
+
+    def ended(self, progress: Progress, now: float) -> None:
+        """A request's last progress."""
+        ...
+
+    def changed(self, now: float) -> None:
+        """A step was committed or the cache was flushed."""
+        ...
+
+    def stats(self) -> Observed: ...
+
+    def hottest(self, now: float) -> tuple[HotPrefix, ...]:
+        """The prefixes most requested of late, hottest first."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Wall:
+    """An observer, or none, that can never raise."""
+
+    def __init__(self, observer: Observer | None) -> None:
+        self._observer = observer
+        self._failed: str | None = None
+
+    def tell(self, name: str, *args: Any) -> None:
+        """Call one of the observer's methods that return nothing."""
+        self._ask(name, None, *args)
+
+    def stats(self) -> Observed:
+        none = Observed(failed=self._failed)
+        found: Observed = self._ask("stats", none)
+        return found
+
+    def hottest(self, now: float) -> tuple[HotPrefix, ...]:
+        found: tuple[HotPrefix, ...] = self._ask("hottest", (), now)
+        return found
+
+    def _ask(self, name: str, otherwise: Any, *args: Any) -> Any:
+        if self._observer is None:
+            return otherwise
+        try:
+            return getattr(self._observer, name)(*args)
+        except Exception as error:
+            self._observer, self._failed = None, f"{type(error).__name__}: {error}"
+            log.exception("observation is switched off: %s raised", name)
+            return otherwise

@@ -1,0 +1,65 @@
+"""Keyed fingerprints. Owns: how a prompt's page prefixes are named in records without telling the prompt.
+
+Rules: HMAC-SHA256 with a key that the log does not contain, chained: a page's fingerprint covers the
+namespace and every page before it, so two requests share a fingerprint exactly where they share a
+cacheable prefix. Without the key nobody can test a guess at the text. Written as 16 hex digits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from pathlib import Path
+
+from hotprefix.errors import ConfigError
+from hotprefix.kernel.cache.keys import root_key
+from hotprefix.kernel.request import Namespace
+from hotprefix.kernel.tokens import TOKEN_BYTES
+
+HEX = 16
+MIN_KEY_BYTES = 16
+
+
+class Fingerprinter:
+    """Names by one key. page_size: tokens."""
+
+    def __init__(self, key: bytes, page_size: int) -> None:
+        self._key = key
+        self._page_size = page_size
+
+    @property
+    def key_name(self) -> str:
+        """Tells keys apart, and nothing about them."""
+        return hmac.digest(self._key, b"key name", "sha256").hex()[:HEX]
+
+    def of_text(self, text: str) -> str:
+        """A name for something that is not a prompt."""
+        return hashlib.sha256(text.encode()).hexdigest()[:HEX]
+
+    def pages(self, namespace: Namespace, tokens: bytes, most: int | None = None) -> list[str]:
+        """Fingerprints of the complete pages of `tokens` (int32 bytes), at most the first `most`."""
+        width = self._page_size * TOKEN_BYTES
+        last = hmac.digest(self._key, root_key(namespace, self._page_size), "sha256")
+        count = len(tokens) // width
+        found = []
+        for at in range(0, (count if most is None else min(count, most)) * width, width):
+            last = hmac.digest(self._key, last + tokens[at : at + width], "sha256")
+            found.append(last.hex()[:HEX])
+        return found
+
+
+def load_key(path: Path | None) -> bytes:
+    """The key in a file, or a new random one. Raises ConfigError where the file is no good."""
+    if path is None:
+        return secrets.token_bytes(32)
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"events key file {path}: {error}", param="events_key_file") from error
+    if len(key) < MIN_KEY_BYTES:
+        raise ConfigError(
+            f"events key file {path} holds {len(key)} bytes: give at least {MIN_KEY_BYTES} random ones",
+            param="events_key_file",
+        )
+    return key

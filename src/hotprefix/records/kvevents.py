@@ -1,0 +1,263 @@
+"""KV events: which pages L1 holds, told to routers. Owns: what is told, its wire form, and the publisher.
+
+Rules: sum(stored) - sum(removed) = resident at any moment, on every path; a page that another request
+had computed too is told once (handed case 121). The wire is vLLM's: PUB frames (topic, sequence number as
+8 bytes big-endian, msgpack batch), and a ROUTER that sends again what is buffered from a number on, then
+-1. Batches are maps as of vLLM now, or arrays as of earlier ones and SGLang. A block's hash is a 63-bit
+number from its page key, which covers namespace and every page before. Token ids are sent only where
+asked for (docs/records.md). The publisher never makes the engine wait: a batch too many is dropped and
+leaves a gap in the numbers, which a subscriber sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hotprefix.errors import ConfigError
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.cache.keys import chain, root_key
+from hotprefix.kernel.cache.node import Node
+
+log = logging.getLogger(__name__)
+
+END = (-1).to_bytes(8, "big", signed=True)
+BUFFER = 10_000
+QUEUE = 10_000
+POLL_MS = 50
+
+
+class Form(StrEnum):
+    """How batches are written."""
+
+    MAPS = "maps"
+    ARRAYS = "arrays"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Pages that became resident, in chain order, below `parent`. tokens: empty unless asked for."""
+
+    hashes: tuple[int, ...]
+    parent: int | None
+    tokens: tuple[int, ...]
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Nothing is resident: the engine has just started."""
+
+
+PageEvent = Stored | Removed | Cleared
+
+
+def block_hash(key: bytes) -> int:
+    """63 bits of a page key: fits signed and unsigned 64-bit fields alike."""
+    return int.from_bytes(key[:8], "big") >> 1
+
+
+class PageEvents:
+    """The kernel's `TreeWatch`: turns nodes into events. Remembers each resident page's key, by page."""
+
+    def __init__(self, page_size: int, with_tokens: bool = False) -> None:
+        self._page_size, self._with_tokens = page_size, with_tokens
+        self._keys: dict[int, bytes] = {}
+        self._events: list[PageEvent] = []
+        self.stored = 0
+        self.removed = 0
+
+    def take(self) -> list[PageEvent]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def cleared(self) -> None:
+        self._events.append(Cleared())
+
+    def added(self, node: Node) -> None:
+        parent = node.parent
+        if parent is None or node.pages[0] in self._keys:
+            return
+        if parent.pages and parent.pages[-1] not in self._keys:
+            self.added(parent)  # settled with this node, and told before it
+        above = self._keys[parent.pages[-1]] if parent.pages else None
+        keys = chain(above or root_key(node.namespace, self._page_size), node.key, self._page_size)
+        self._keys.update(zip(node.pages, keys, strict=True))
+        self.stored += len(keys)
+        self._events.append(
+            Stored(
+                tuple(map(block_hash, keys)),
+                None if above is None else block_hash(above),
+                tuple(tk.view(node.key).tolist()) if self._with_tokens else (),
+                self._page_size,
+            )
+        )
+
+    def removing(self, leaf: Node, count: int) -> None:
+        gone = leaf.pages[len(leaf.pages) - count :]
+        self.removed += count
+        self._events.append(Removed(tuple(block_hash(self._keys.pop(page)) for page in reversed(gone))))
+
+
+def wire(ts: float, events: list[PageEvent], form: Form) -> Any:
+    """A batch as msgpack will have it. ts: Unix time, seconds."""
+    make = _map if form is Form.MAPS else _array
+    made = [make(event) for event in events]
+    return {"ts": ts, "events": made, "data_parallel_rank": 0} if form is Form.MAPS else [ts, made]
+
+
+def _map(event: PageEvent) -> dict[str, Any]:
+    match event:
+        case Stored():
+            return {
+                "type": "BlockStored", "block_hashes": event.hashes, "parent_block_hash": event.parent,
+                "token_ids": event.tokens, "block_size": event.page_size, "lora_id": None,
+                "medium": "GPU", "lora_name": None,
+            }  # fmt: skip
+        case Removed():
+            return {"type": "BlockRemoved", "block_hashes": event.hashes, "medium": "GPU"}
+        case Cleared():
+            return {"type": "AllBlocksCleared"}
+
+
+def _array(event: PageEvent) -> list[Any]:
+    match event:
+        case Stored():
+            return [
+                "BlockStored", event.hashes, event.parent, event.tokens, event.page_size, None, "GPU",
+            ]  # fmt: skip
+        case Removed():
+            return ["BlockRemoved", event.hashes, "GPU"]
+        case Cleared():
+            return ["AllBlocksCleared"]
+
+
+class KVPublisher:
+    """Publishes on `endpoint` (bound), replays on `replay` (bound; None = no replay). Raises ConfigError
+    where an address cannot be had or pyzmq and msgspec are not installed."""
+
+    def __init__(
+        self, endpoint: str, replay: str | None = None, *, form: Form = Form.MAPS, topic: str = "",
+        buffer: int = BUFFER, queue: int = QUEUE,
+    ) -> None:  # fmt: skip
+        try:
+            import msgspec
+            import zmq
+        except ImportError as error:
+            raise ConfigError(
+                "KV events need pyzmq and msgspec: pip install 'hotprefix[kvevents]'", param="kv_events"
+            ) from error
+        self._zmq, self._encode = zmq, msgspec.msgpack.Encoder().encode
+        self._form, self._topic, self._limit = form, topic.encode(), queue
+        self._queue: deque[tuple[int, float, list[PageEvent]]] = deque()
+        self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=buffer)
+        self._next = 0
+        self.published = 0
+        self.dropped = 0
+        self._context = zmq.Context()
+        self._pub = self._bind(zmq.PUB, endpoint)
+        self._replay = None if replay is None else self._bind(zmq.ROUTER, replay)
+        self.endpoint = self._address(self._pub)
+        self.replay_endpoint = None if self._replay is None else self._address(self._replay)
+        self._bell, self._ring = self._pair()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="hotprefix-kv-events", daemon=True)
+        self._thread.start()
+
+    def publish(self, ts: float, events: list[PageEvent]) -> None:
+        """Send a batch; never waits."""
+        number, self._next = self._next, self._next + 1
+        if len(self._queue) >= self._limit:
+            self.dropped += 1
+            return
+        self._queue.append((number, ts, events))
+        self._ring_bell()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what is queued and let go of the sockets."""
+        self._closing = True
+        self._ring_bell()
+        self._thread.join(timeout_s)
+
+    # -- sockets ----------------------------------------------------------------------------------
+
+    def _bind(self, kind: int, endpoint: str) -> Any:
+        socket = self._context.socket(kind)
+        socket.setsockopt(self._zmq.LINGER, 200)
+        try:
+            socket.bind(endpoint)
+        except self._zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                f"kv_events: cannot bind {endpoint!r}: {error}; give for example tcp://127.0.0.1:5557",
+                param="kv_events",
+            ) from error
+        return socket
+
+    def _address(self, socket: Any) -> str:
+        return str(socket.getsockopt(self._zmq.LAST_ENDPOINT).decode().rstrip("\0"))
+
+    def _pair(self) -> tuple[Any, Any]:
+        """Sockets through which the loop wakes the thread."""
+        name = f"inproc://bell-{id(self)}"
+        bell, ring = self._context.socket(self._zmq.PAIR), self._context.socket(self._zmq.PAIR)
+        bell.bind(name)
+        ring.connect(name)
+        return bell, ring
+
+    def _ring_bell(self) -> None:
+        try:
+            self._ring.send(b"", flags=self._zmq.DONTWAIT)
+        except self._zmq.ZMQError:  # it has been rung often enough
+            return
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = self._zmq.Poller()
+        for socket in (self._bell, self._replay):
+            if socket is not None:
+                poller.register(socket, self._zmq.POLLIN)
+        try:
+            while not (self._closing and not self._queue):
+                ready = dict(poller.poll(POLL_MS * 20))
+                if self._bell in ready:
+                    self._bell.recv()
+                self._send()
+                if self._replay in ready:
+                    self._answer()
+        except self._zmq.ZMQError as error:
+            log.error("KV events end: %s", error)
+        finally:
+            self._context.destroy(linger=200)
+
+    def _send(self) -> None:
+        while self._queue:
+            number, ts, events = self._queue.popleft()
+            sequence = number.to_bytes(8, "big")
+            payload = self._encode(wire(ts, events, self._form))
+            self._buffer.append((sequence, payload))
+            self._pub.send_multipart((self._topic, sequence, payload))
+            self.published += 1
+
+    def _answer(self) -> None:
+        """One replay request: (who, empty, first number wanted)."""
+        assert self._replay is not None
+        frames = self._replay.recv_multipart()
+        if len(frames) != 3 or len(frames[2]) != 8:
+            return
+        who, empty, first = frames
+        for sequence, payload in list(self._buffer):
+            if sequence >= first:
+                self._replay.send_multipart((who, empty, sequence, payload))
+        self._replay.send_multipart((who, empty, END, b""))

@@ -1,0 +1,111 @@
+"""Writing the event log. Owns: `EventLog`, its queue, its thread and its parts.
+
+Rules: `put` never waits, for the disk or for anything: where the queue is full a record is dropped,
+counted, and the log says where. One thread turns records into lines and writes them. A part that has
+grown to the limit is closed and the next one begun, each with a header; parts that exist are never
+written to again, so an engine that was restarted continues beside its predecessor's. A disk that fails
+ends the log, not the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hotprefix.kernel.events import Event
+from hotprefix.records.parts import Part, next_number, open_part, part_path
+from hotprefix.records.schema import Dropped, Header, Record, of_event
+
+log = logging.getLogger(__name__)
+
+QUEUE = 65536
+FLUSH_S = 0.25
+BATCH = 4096
+PART_BYTES = 256 * 2**20
+Item = Record | Event | Callable[[], Record]
+
+
+class EventLog:
+    """A log at `path`: .jsonl, or .parquet. header: its `part` is filled in. Items are records,
+    kernel events, or functions that make a record; both are turned into records on the log's thread. Raises ConfigError where no part can be opened."""
+
+    def __init__(
+        self, path: Path, header: Header, *, part_bytes: int = PART_BYTES, queue: int = QUEUE
+    ) -> None:
+        self._path, self._header, self._part_bytes = path, header, part_bytes
+        self._limit = queue
+        self._items: deque[Item] = deque()
+        self._number = next_number(path)
+        self._part: Part | None = self._open()
+        self._wake = threading.Event()
+        self._closing = False
+        self._missing = 0
+        self.written = 0
+        self.dropped = 0
+        self.failed: str | None = None
+        self._thread = threading.Thread(target=self._run, name="hotprefix-events", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Item) -> None:
+        """Take a record down."""
+        if len(self._items) >= self._limit or self.failed is not None:
+            self.dropped += 1
+            self._missing += 1
+            return
+        if self._missing and isinstance(item, Event):
+            missing, self._missing = self._missing, 0
+            self._items.append(Dropped(t=item.now, count=missing))
+        self._items.append(item)
+        if len(self._items) == BATCH:
+            self._wake.set()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what is queued, as far as the time goes, and end the thread."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not (self._closing and not self._items):
+                self._wake.wait(FLUSH_S)
+                self._wake.clear()
+                while self._items:
+                    self._write(self._take())
+        except OSError as error:
+            self.failed = f"{self._path}: {error}"
+            self.dropped += len(self._items)
+            self._items.clear()
+            log.error("the event log ends: %s", self.failed)
+        finally:
+            if self._part is not None:
+                self._part.close()
+
+    def _take(self) -> list[Record]:
+        found: list[Record] = []
+        while self._items and len(found) < BATCH:
+            item = self._items.popleft()
+            if isinstance(item, Event):
+                found.append(of_event(item))
+            else:
+                found.append(item if isinstance(item, Record) else item())
+        return found
+
+    def _write(self, records: Sequence[Record]) -> None:
+        assert self._part is not None
+        if self._part.bytes >= self._part_bytes:
+            self._part.close()
+            self._number += 1
+            self._part = self._open()
+        self._part.write(records)
+        self.written += len(records)
+
+    def _open(self) -> Part:
+        header = replace(self._header, part=self._number)
+        return open_part(part_path(self._path, self._number), header)

@@ -1,0 +1,141 @@
+"""The files a log consists of. Owns: their names, and writing one as JSON lines or as Parquet.
+
+Rules: part 0 is the path itself, part 7 of `log.jsonl` is `log.00007.jsonl`. JSON lines are flushed with
+every batch, so what a crash leaves is readable but for its last line. A Parquet file is readable only
+when complete, so it is written under a name of its own and renamed when closed. Both hold the same
+records: in Parquet a column for each field of any kind, empty where a kind lacks it, and the header in the
+file's metadata as well as in its first row.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from hotprefix.errors import ConfigError
+from hotprefix.records.schema import KINDS, Header, Record, values
+
+SUFFIXES = (".jsonl", ".parquet")
+GROUP = 16384
+
+
+class Part(Protocol):
+    """bytes: written so far, near enough to decide when to begin another part."""
+
+    @property
+    def bytes(self) -> int: ...
+    def write(self, records: Sequence[Record]) -> None: ...
+    def close(self) -> None: ...
+
+
+def part_path(path: Path, number: int) -> Path:
+    return path if number == 0 else path.with_name(f"{path.stem}.{number:05d}{path.suffix}")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The parts that exist, in order."""
+    pattern = re.compile(rf"{re.escape(path.stem)}\.(\d{{5,}}){re.escape(path.suffix)}")
+    later = [(int(m[1]), p) for p in path.parent.glob("*") if (m := pattern.fullmatch(p.name))]
+    return ([path] if path.exists() else []) + [p for _, p in sorted(later)]
+
+
+def next_number(path: Path) -> int:
+    """Number of the first part that does not exist. Raises ConfigError for a name we cannot write."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"events={str(path)!r}: give a name that ends with {' or '.join(SUFFIXES)}", param="events"
+        )
+    existing = parts_of(path)
+    if not existing:
+        return 0
+    last = existing[-1]
+    return 1 if last == path else int(last.stem.rpartition(".")[2]) + 1
+
+
+def open_part(path: Path, header: Header) -> Part:
+    """Raises ConfigError where the file cannot be made, or what Parquet needs is not installed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _Parquet(path, header) if path.suffix == ".parquet" else _Lines(path, header)
+    except OSError as error:
+        raise ConfigError(f"events file {path}: {error}", param="events") from error
+
+
+class _Lines:
+    def __init__(self, path: Path, header: Header) -> None:
+        self._file = path.open("xb")
+        self.bytes = 0
+        self.write([header])
+
+    def write(self, records: Sequence[Record]) -> None:
+        lines = "".join(json.dumps(values(r), separators=(",", ":")) + "\n" for r in records)
+        raw = lines.encode()
+        self._file.write(raw)
+        self._file.flush()
+        self.bytes += len(raw)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Parquet:
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path, self._arrow = path, load_arrow()
+        self._temporary = path.with_name(f".{path.name}.partial")
+        about = {"hotprefix.header": json.dumps(values(header))}
+        self._schema = arrow_schema(self._arrow).with_metadata(about)
+        self._writer = self._arrow.parquet.ParquetWriter(self._temporary, self._schema, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+        self.bytes = 0
+        self.write([header])
+
+    def write(self, records: Sequence[Record]) -> None:
+        for record in records:
+            row = values(record)
+            if isinstance(record, Header):
+                row["config"] = json.dumps(row["config"])
+            if "pages" in row and isinstance(row["pages"], list):
+                row["prefixes"] = row.pop("pages")
+            self._rows.append(row)
+        if len(self._rows) >= GROUP:
+            self._group()
+
+    def _group(self) -> None:
+        table = self._arrow.Table.from_pylist(self._rows, schema=self._schema)
+        self._rows = []
+        self._writer.write_table(table)
+        self.bytes = self._temporary.stat().st_size
+
+    def close(self) -> None:
+        if self._rows:
+            self._group()
+        self._writer.close()
+        self._temporary.rename(self._path)
+
+
+def load_arrow() -> Any:
+    """pyarrow with its Parquet part. Raises ConfigError where it is not installed."""
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError("a Parquet log needs pyarrow: pip install 'hotprefix[records]'") from error
+    return importlib.import_module("pyarrow")
+
+
+def arrow_schema(pyarrow: Any) -> Any:
+    """A column for each field of any kind of record."""
+    types = {"bool": pyarrow.bool_(), "float": pyarrow.float64(), "int": pyarrow.int64()}
+    columns: dict[str, Any] = {"k": pyarrow.string(), "t": pyarrow.float64()}
+    for kind in KINDS:
+        for name, annotation in kind.__annotations__.items():
+            if annotation == "list[str]":
+                columns["prefixes"] = pyarrow.list_(pyarrow.string())
+            elif name == "schema":
+                columns[name] = pyarrow.int64()
+            else:
+                columns.setdefault(name, types.get(annotation, pyarrow.string()))
+    return pyarrow.schema(list(columns.items()))
