@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotprefix.errors import ProtocolError
-from hotprefix.kernel.config import Flight, Publication
+from hotprefix.kernel.config import Flight, Order, Publication
 from hotprefix.kernel.plan import Finish
 from hotprefix.kernel.sched.flight import ExactFlights
 from tests.support.drive import Driver
@@ -191,12 +191,15 @@ def test_a_follower_may_leave_while_it_waits(flight: Flight) -> None:
 @pytest.mark.parametrize("flight", EXACT)
 def test_a_retracted_leader_hands_over(flight: Flight) -> None:
     """A follower must not wait for somebody who waits for room."""
-    d = Driver(20, 4, flight=flight, publication=Publication.FINISH, output_reserve=0.0)
-    d.submit("old", [5, 6, 7], 60)
+    d = Driver(
+        64, 4, flight=flight, order=Order.PRIORITY, preemption=True, max_running=1, max_batched_tokens=16
+    )
     for k in range(3):
-        d.submit(f"r{k}", PROMPT, 16)
-    while not d.kernel.counters.retractions:
-        d.step()
+        d.submit(f"r{k}", PROMPT, 8, priority=5)
+    d.step()
+    d.submit("urgent", [5, 6, 7], 2, priority=0)
+    assert d.step().retracted == ("r0",)
+    assert (d.kernel.status().waiting, d.kernel.status().parked) == (2, 1)
     d.run().assert_cold_equal()
     assert len(d.finish) == 4
 
