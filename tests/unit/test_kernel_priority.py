@@ -136,3 +136,16 @@ def test_a_request_that_is_overtaken_takes_over_the_pages_of_the_one_ahead(
             d.submit("ahead", prompt, 3, priority=0)
     d.assert_cold_equal()
     assert d.cached["begun"] >= 36 - budget
+
+
+@pytest.mark.parametrize("same_step", [True, False])
+def test_a_running_prefill_pauses_where_it_may_not_read_what_this_step_computes(same_step: bool) -> None:
+    d = driver(max_batched_tokens=24, capabilities=Capabilities(same_step))
+    prompt = list(range(40))
+    d.submit("overtaken", prompt, 3, priority=5)
+    d.step()
+    d.submit("ahead", prompt[:30], 3, priority=0)
+    chunks = [(c.request, c.start, c.stop) for c in d.step().chunks]
+    assert chunks == [("ahead", 24, 30), ("overtaken", 28, 40)][: 1 + same_step]
+    d.run().assert_cold_equal()
+    assert d.cached == {"overtaken": 4, "ahead": 24}
