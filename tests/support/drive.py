@@ -44,6 +44,7 @@ class Driver:
         self.finish: dict[str, Finish] = {}
         self.cached: dict[str, int] = {}
         self.sources: dict[str, tuple[int, int, int]] = {}
+        self.computed: dict[str, int] = {}
         self.plans: list[StepPlan] = []
         self.stop_at: frozenset[int] = frozenset()
 
@@ -119,6 +120,7 @@ class Driver:
         if progress.token is not None:
             self.outputs[name].append(progress.token)
         self.cached[name] = progress.cached
+        self.computed[name] = progress.computed
         self.sources[name] = (
             progress.cached - progress.host - progress.storage,
             progress.host,

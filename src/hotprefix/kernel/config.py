@@ -6,6 +6,7 @@ offending value and the fix. Units: tokens, pages, seconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -104,6 +105,7 @@ class TierConfig:
                 f"tiers.prefetch_timeout_s={self.prefetch_timeout_s}: give seconds >= 0",
                 param="prefetch_timeout_s",
             )
+        _require_kinds(self, (("write", Write), ("prefetch", Prefetch)), "tiers.")
 
 
 class Role(StrEnum):
@@ -179,10 +181,15 @@ class KernelConfig:
                 "each running request needs one token a step; lower the first or raise the second",
                 param="max_running",
             )
-        for name, kind in (
+        kinds: tuple[tuple[str, type[StrEnum]], ...] = (
             ("publication", Publication), ("flight", Flight), ("order", Order), ("eviction", Eviction),
             ("refresh", Refresh), ("role", Role),
-        ):  # fmt: skip
-            if not isinstance(getattr(self, name), kind):
-                allowed = ", ".join(kind)
-                raise ConfigError(f"{name}={getattr(self, name)!r}: give one of {allowed}", param=name)
+        )  # fmt: skip
+        _require_kinds(self, kinds)
+
+
+def _require_kinds(config: object, kinds: Iterable[tuple[str, type[StrEnum]]], prefix: str = "") -> None:
+    for name, kind in kinds:
+        if not isinstance(getattr(config, name), kind):
+            allowed = ", ".join(kind)
+            raise ConfigError(f"{prefix}{name}={getattr(config, name)!r}: give one of {allowed}", param=name)

@@ -166,10 +166,13 @@ class Kernel:
     # -- the cache as a whole ---------------------------------------------------------------------
 
     def flush(self, now: float) -> FlushReport:
-        """Drop every cached page that no running request reads; sessions' holds end."""
+        """Drop every cached page that no running request reads, and copies to L2 and L3 that have not
+        begun; sessions' holds end."""
         self._tick(now)
         while self._s.sessions.drop_oldest():
             pass
+        if self._s.host is not None and self._in_flight is None:
+            self._s.host.forget_queued()
         freed = self._s.l1.flush()
         self._s.counters.flushed_pages += freed
         host = self._s.host.tier if self._s.host is not None else None

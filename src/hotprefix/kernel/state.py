@@ -64,8 +64,8 @@ class State:
             self.l1.tree.before_evict = lambda leaf, pages: host.save_evicted(leaf)
         if tiers.storage:
             self.prefetch = Prefetcher(
-                self.host, self.estimates, tiers.prefetch, tiers.prefetch_timeout_s, tiers.min_fetch_pages,
-                tiers.fetch_window,
+                self.tables, self.host, self.estimates, tiers.prefetch, tiers.prefetch_timeout_s,
+                tiers.min_fetch_pages, tiers.fetch_window,
             )  # fmt: skip
 
     def _on_evict(self, pages: list[int]) -> None:
@@ -107,6 +107,10 @@ class State:
             self.parked -= 1
             self.queue.add(seq)
 
+    def waits_for_storage(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence is not to be admitted yet, because its pages are on their way."""
+        return self.prefetch is not None and self.prefetch.must_wait(seq, self.now)
+
     # -- admission and retraction -----------------------------------------------------------------
 
     def admit(self, seq: Sequence, match: Match | None) -> None:
@@ -140,7 +144,7 @@ class State:
             return
         match = host.match(seq.request.namespace, seq.target_key, seq.reuse_limit // page)
         last = match.pages if match else 0
-        if last - first < minimum or not self.estimates.worth_restoring(last - first, page):
+        if last - first < minimum or not self.estimates.choose_restore(last - first, page):
             return
         pin = host.hold(seq.request.namespace, seq.target_key, last)
         if not self.tables.grow(seq, last * page):

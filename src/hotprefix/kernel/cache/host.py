@@ -23,7 +23,7 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 @dataclass(slots=True)
 class HostCounters:
-    """Pages by link and by what became of them."""
+    """Pages by link, of the moves in steps that ran (saved, restored, stored), and by what became of them."""
 
     saved: int = 0
     restored: int = 0
@@ -57,6 +57,7 @@ class HostTier:
         self._touches: list[tuple[bytes, ...]] = []
         self._queued: list[Node] = []
         self._carried: list[Node] = []
+        self._carrying = Moves()
 
     # -- L1 -> L2 ---------------------------------------------------------------------------------
 
@@ -73,7 +74,6 @@ class HostTier:
         self.counters.save_no_room += len(pages) - have - room
         copies = self._insert(handle, key, have, room, planned=True)
         self._saves += [Copy(pages[have + i], page) for i, page in enumerate(copies)]
-        self.counters.saved += len(copies)
 
     def save_evicted(self, leaf: Node) -> None:
         """Write-back: L1's tree is about to take pages off a leaf. The whole prefix is seen to, because
@@ -129,7 +129,6 @@ class HostTier:
         sources = pin.path_pages()[first:]
         self._queued.append(pin)
         self._restores += [Copy(source, page) for source, page in zip(sources, into, strict=True)]
-        self.counters.restored += len(into)
 
     def _touch(self, namespace: Namespace, key: bytes, pages: int) -> None:
         match = self.tier.tree.lookup(namespace, key, pages)
@@ -158,7 +157,8 @@ class HostTier:
         self.counters.land_no_room += first + count - have - room
         pages = self._insert(handle, key, have, room, planned=False)
         self.counters.landed += len(pages)
-        whole = tree.lookup(namespace, key, have + len(pages))
+        # Not on pages that are only being saved: a failed step takes those back.
+        whole = self.match(namespace, key, have + len(pages))
         pin = tree.pin(whole) if whole is not None and whole.pages else None
         return {have - first + i: page for i, page in enumerate(pages)}, pin
 
@@ -169,6 +169,7 @@ class HostTier:
         moves = Moves(tuple(self._stores), tuple(self._saves), tuple(self._restores), tuple(self._touches))
         self._stores, self._saves, self._restores, self._touches = [], [], [], []
         self._carried, self._queued = self._queued, []
+        self._carrying = moves
         return moves
 
     @property
@@ -178,6 +179,9 @@ class HostTier:
 
     def commit(self) -> None:
         """The plan that carried the copies has run."""
+        self.counters.saved += len(self._carrying.saves)
+        self.counters.restored += len(self._carrying.restores)
+        self.counters.stored += len(self._carrying.stores)
         for node in self.tier.tree.settle():
             if self._store:
                 self._queue_stores(node)
@@ -190,6 +194,13 @@ class HostTier:
         self.tier.pool.unindex(self.tier.tree.discard_planned())
         self._touches, self._touch_later = self._touches + self._touch_later, []
 
+    def forget_queued(self) -> None:
+        """No step is in flight: drop the copies that no plan has taken yet."""
+        for node in self._queued:
+            self.tier.tree.unpin(node)
+        self._queued, self._saves, self._stores = [], [], []
+        self.tier.pool.unindex(self.tier.tree.discard_planned())
+
     def _unpin_carried(self) -> None:
         for node in self._carried:
             self.tier.tree.unpin(node)
@@ -199,7 +210,6 @@ class HostTier:
         self._queued.append(self.tier.tree.pin_again(node))
         keys = self._keys(node)
         self._stores += [StorePage(key, page) for key, page in zip(keys, node.pages, strict=True)]
-        self.counters.stored += len(keys)
 
     def _keys(self, node: Node) -> list[bytes]:
         """Names of a node's pages. Each node keeps its last one, so that a prefix that grows page by page

@@ -59,7 +59,7 @@ class Tier:
 
     def flush(self) -> int:
         """Evict everything that is not protected; returns the number of pages."""
-        pages = self.tree.evict(self.tree.evictable_pages)
+        pages = self.tree.evict(self.tree.evictable_pages, tell=False)
         self._free(pages)
         return len(pages)
 

@@ -208,11 +208,11 @@ class PrefixTree:
 
     # -- eviction ---------------------------------------------------------------------------------
 
-    def evict(self, count: int, last: Mapping[Node, int] = _NOTHING) -> list[int]:
+    def evict(self, count: int, last: Mapping[Node, int] = _NOTHING, tell: bool = True) -> list[int]:
         """Free up to `count` evictable pages, tails of the least wanted leaves first.
 
         last: leading pages of a node that are taken only when nothing else is left (the prefixes of
-        waiting requests, refresh `queue_informed`); never a pin.
+        waiting requests, refresh `queue_informed`); never a pin. tell: whether `before_evict` is told.
         """
         freed: list[int] = []
         spared: list[Node] = []
@@ -229,7 +229,7 @@ class PrefixTree:
             if take <= 0:
                 spared.append(leaf)
                 continue
-            if self.before_evict is not None:
+            if tell and self.before_evict is not None:
                 self.before_evict(leaf, take)
             freed.extend(reversed(leaf.pages[len(leaf.pages) - take :]))
             self._shrink(leaf, take)

@@ -70,7 +70,7 @@ class Admission:
     def attempt(self, seq: Sequence) -> Verdict:
         """Admit the sequence if it may run now."""
         s = self._s
-        if s.prefetch is not None and s.prefetch.must_wait(seq, s.now):
+        if s.waits_for_storage(seq):
             return Verdict.PAUSED
         match = s.tables.lookup(seq) if s.config.prefix_cache else None
         if match is not None and match.planned and not s.rules.read_planned:

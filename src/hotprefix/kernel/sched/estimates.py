@@ -2,7 +2,9 @@
 
 Rules (kernel.md, *Tiers*): the choice is by predicted time, not by presence. Estimates start from the
 configured figures and follow what drivers report (an exponential mean), so both drivers learn from
-outcomes alone. Where a figure is unknown the transfer is tried once, to learn it. Units: seconds.
+outcomes alone. Where a figure is unknown the transfer is tried once, to learn it; each refusal makes a
+little light of the figure that led to it, so that one bad moment does not rule a tier out for ever.
+Units: seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WEIGHT = 0.2
+RELAX = 0.005
 
 
 @dataclass(slots=True)
@@ -24,6 +27,10 @@ class Rate:
         seen = seconds / units
         self.seconds = seen if self.seconds is None else (1 - WEIGHT) * self.seconds + WEIGHT * seen
 
+    def relax(self) -> None:
+        if self.seconds is not None:
+            self.seconds *= 1 - RELAX
+
     def predict(self, units: int) -> float | None:
         return None if self.seconds is None else self.seconds * units
 
@@ -36,15 +43,22 @@ class Estimates:
         self.restore = Rate(restore)
         self.fetch = Rate(fetch)
 
-    def worth_restoring(self, pages: int, page_size: int) -> bool:
+    def choose_restore(self, pages: int, page_size: int) -> bool:
         """Whether copying pages from L2 beats computing them."""
-        return _beats(self.restore.predict(pages), self.compute.predict(pages * page_size))
+        if _beats(self.restore.predict(pages), self.compute.predict(pages * page_size)):
+            return True
+        self.restore.relax()
+        return False
 
-    def worth_fetching(self, pages: int, page_size: int) -> bool:
-        """Whether getting pages from L3 and copying them to L1 beats computing them."""
-        fetch, restore = self.fetch.predict(pages), self.restore.predict(pages)
+    def choose_fetch(self, pages: int, gain: int, page_size: int) -> bool:
+        """Whether getting `pages` pages from L3 and copying `gain` of them to L1 beats computing those."""
+        fetch, restore = self.fetch.predict(pages), self.restore.predict(gain)
         total = None if fetch is None else fetch + (restore or 0.0)
-        return _beats(total, self.compute.predict(pages * page_size))
+        if _beats(total, self.compute.predict(gain * page_size)):
+            return True
+        self.fetch.relax()
+        self.restore.relax()
+        return False
 
 
 def _beats(transfer: float | None, compute: float | None) -> bool:

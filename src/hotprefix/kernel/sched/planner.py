@@ -54,7 +54,7 @@ class Planner:
             if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
                 self._plan_batch()
             # Sessions' holds give way where nothing else can run.
-            if self._chunks or not (s.sequences and s.sessions.drop_oldest()):
+            if self._chunks or not (self._starved() and s.sessions.drop_oldest()):
                 break
         stall = None if self._chunks else self._stall()
         fetches, cancels = s.prefetch.take() if s.prefetch is not None else ((), ())
@@ -222,10 +222,15 @@ class Planner:
             s.emit(ev.PrefillStarted(s.now, seq.request.id))
 
     def _preempt(self) -> None:
-        waiting = self._admission.ordered()
-        if waiting:
-            for seq in self._admission.preempt_for(waiting[0]):
+        """For the first that could start: one whose pages are still on their way would not use the room."""
+        ready = self._ready()
+        if ready:
+            for seq in self._admission.preempt_for(ready[0]):
                 self._retracted.append(seq.request.id)
+
+    def _ready(self) -> list[Sequence]:
+        """Waiting sequences in order, without those that wait for L3."""
+        return [seq for seq in self._admission.ordered() if not self._s.waits_for_storage(seq)]
 
     def _retract(self, seq: Sequence, reason: str) -> None:
         self._s.retract(seq, reason)
@@ -234,10 +239,15 @@ class Planner:
 
     # -- stall ------------------------------------------------------------------------------------
 
-    def _stall(self) -> Stall | None:
-        """Why nothing runs though requests wait."""
+    def _starved(self) -> bool:
+        """Whether a plan without chunks means that room is lacking: not where all wait for L3."""
         s = self._s
-        waiting = self._admission.ordered()
+        return bool(s.running) or any(not s.waits_for_storage(seq) for seq in s.queue)
+
+    def _stall(self) -> Stall | None:
+        """Why nothing runs though requests wait for room."""
+        s = self._s
+        waiting = self._ready()
         if not waiting:
             return None
         now = s.l1.occupancy()

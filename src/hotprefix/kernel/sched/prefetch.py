@@ -3,8 +3,10 @@
 Rules (kernel.md, *Tiers*): a fetch starts as soon as its request is among the first of the queue, in
 queue order, and never holds more of L2 than its window, so late waiters take nothing from the head
 (handed case 176). Payloads arrive in buffers of the driver's; L2 pages are taken only when they land,
-so nothing can be overwritten by late bytes. Two requests that lack the same pages share one fetch. A
-fetch nobody waits for any more is cancelled; what comes of it then is dropped.
+so nothing can be overwritten by late bytes. A request whose every page is on its way shares that fetch;
+one that lacks more starts its own (a driver reads a page once for both). What lands is indexed under the
+fetch's own tokens, whoever waits for it by then. A fetch nobody waits for any more is cancelled; what
+comes of it then is dropped.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.host import HostTier
 from hotprefix.kernel.cache.keys import chain, root_key
 from hotprefix.kernel.cache.node import Node
+from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.config import Prefetch
 from hotprefix.kernel.plan import Fetch
+from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.sched.estimates import Estimates
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.tokens import TOKEN_BYTES
@@ -25,16 +30,16 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 @dataclass(slots=True)
 class InFlight:
-    """pages: wanted, from page `first` of the prefix `key`. pin: on what has landed, while anybody
-    waits."""
+    """keys: of the pages wanted, from page `first` of the prefix `tokens` on. pin: on what has landed,
+    while anybody waits."""
 
     id: int
+    namespace: Namespace
+    tokens: bytes
     first: int
-    pages: int
     keys: tuple[bytes, ...]
     waiters: dict[str, Sequence] = field(default_factory=dict)
     done: bool = False
-    landed: int = 0
     pin: Node | None = None
 
 
@@ -52,15 +57,17 @@ class Prefetcher:
     """Fetches of one kernel."""
 
     def __init__(
-        self, host: HostTier, estimates: Estimates, policy: Prefetch, timeout: float, minimum: int, look: int
-    ) -> None:
+        self, tables: Tables, host: HostTier, estimates: Estimates, policy: Prefetch, timeout: float,
+        minimum: int, look: int,
+    ) -> None:  # fmt: skip
+        self._tables = tables
         self._host = host
         self._estimates = estimates
         self._policy = policy
         self._timeout = timeout
         self._minimum = minimum
         self._look = look
-        self._window = host.tier.pool.total // 2
+        self._window = max(1, host.tier.pool.total // 2)
         self._by_id: dict[int, InFlight] = {}
         self._by_key: dict[bytes, InFlight] = {}
         self._held = 0
@@ -78,39 +85,45 @@ class Prefetcher:
                 return
 
     def _decide(self, seq: Sequence) -> bool:
-        """Decide once per wait; False where the window is full and it must be asked again."""
+        """Decide once per wait; False where the window is full and it must be asked again.
+
+        A fetch begins where L2's copy ends, because L2 holds no page without its parents; it is worth
+        what it brings beyond L1.
+        """
         page = self._host.tier.page_size
         limit = seq.reuse_limit // page
         local = self._host.match(seq.request.namespace, seq.target_key, limit)
-        have = max(seq.memo.pages if seq.memo else 0, local.pages if local else 0)
-        lacking = limit - have
-        if lacking < self._minimum:
+        first = local.pages if local else 0
+        device = self._tables.lookup(seq)
+        pages = min(limit - first, self._window)
+        gain = first + pages - max(first, device.pages if device else 0)
+        if gain < self._minimum:
             seq.fetch_decided = True
-            return True
-        if not self._estimates.worth_fetching(lacking, page):
+        elif not self._estimates.choose_fetch(pages, gain, page):
             self.counters.not_worth += 1
             seq.fetch_decided = True
-            return True
-        if self._held and self._held + lacking > self._window:
+        elif self._held and self._held + pages > self._window:
             return False
-        lacking = min(lacking, self._window)
-        seq.fetch_decided = True
-        self._join(seq, have, lacking)
+        else:
+            seq.fetch_decided = True
+            self._join(seq, first, pages)
         return True
 
-    def _join(self, seq: Sequence, have: int, lacking: int) -> None:
-        page = self._host.tier.page_size
-        key = seq.target_key[: (have + lacking) * page * TOKEN_BYTES]
-        names = chain(root_key(seq.request.namespace, page), key, page)[have:]
-        flight = self._by_key.get(names[0])
-        if flight is None:
+    def _join(self, seq: Sequence, first: int, pages: int) -> None:
+        page, namespace = self._host.tier.page_size, seq.request.namespace
+        tokens = seq.target_key[: (first + pages) * page * TOKEN_BYTES]
+        names = tuple(chain(root_key(namespace, page), tokens, page)[first:])
+        flight = self._by_key.get(names[-1])
+        if flight is None or flight.first > first:
             self._next += 1
-            flight = InFlight(self._next, have, lacking, tuple(names))
-            self._by_id[flight.id] = self._by_key[names[0]] = flight
-            self._held += lacking
-            self._starts.append(Fetch(flight.id, flight.keys, seq.request.id))
+            flight = InFlight(self._next, namespace, tokens, first, names)
+            self._by_id[flight.id] = flight
+            for name in names:
+                self._by_key.setdefault(name, flight)
+            self._held += pages
+            self._starts.append(Fetch(flight.id, names, seq.request.id))
             self.counters.started += 1
-            self.counters.pages += lacking
+            self.counters.pages += pages
         else:
             self.counters.shared += 1
         flight.waiters[seq.request.id] = seq
@@ -145,29 +158,36 @@ class Prefetcher:
         if flight.pin is not None:
             self._host.tier.tree.unpin(flight.pin)
             flight.pin = None
-        self._held -= flight.pages
+        self._held -= len(flight.keys)
         del self._by_id[flight.id]
-        if self._by_key.get(flight.keys[0]) is flight:
-            del self._by_key[flight.keys[0]]
+        self._unname(flight)
+
+    def _unname(self, flight: InFlight) -> None:
+        """Nobody may join it any more."""
+        for name in flight.keys:
+            if self._by_key.get(name) is flight:
+                del self._by_key[name]
 
     # -- landing ----------------------------------------------------------------------------------
 
     def arrived(self, fetch: int, pages: int, seconds: float) -> dict[int, int]:
         """The leading `pages` payloads of a fetch are here: which L2 page each must be written to now,
-        by index. Empty for a fetch that was cancelled meanwhile."""
+        by index. Empty for a fetch that was cancelled meanwhile. Raises ProtocolError where more came
+        than was asked for."""
         flight = self._by_id.get(fetch)
         if flight is None or flight.done:
             self.counters.late += 1
             return {}
+        if pages > len(flight.keys):
+            raise ProtocolError(f"fetch {fetch} gave {pages} pages, {len(flight.keys)} were asked for")
         flight.done = True
-        self._by_key.pop(flight.keys[0], None)
-        if pages:
-            self._estimates.fetch.learn(seconds, pages)
-        seq = next(iter(flight.waiters.values()))
-        where, flight.pin = self._host.land(seq.request.namespace, seq.target_key, flight.first, pages)
-        flight.landed = len(where)
-        for waiter in flight.waiters.values():
-            waiter.from_storage = (flight.first, flight.first + pages)
+        self._unname(flight)
+        self._estimates.fetch.learn(seconds, pages)
+        where, flight.pin = self._host.land(flight.namespace, flight.tokens, flight.first, pages)
+        if where:
+            landed = (flight.first + min(where), flight.first + max(where) + 1)
+            for waiter in flight.waiters.values():
+                waiter.from_storage = landed
         return where
 
     # -- plans ------------------------------------------------------------------------------------
