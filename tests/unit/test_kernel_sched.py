@@ -191,6 +191,15 @@ def test_over_commit_computes_less_than_twice_what_is_needed_and_nobody_cycles(
         assert count.retractions == 0
 
 
+def test_the_oldest_is_never_retracted_though_it_would_be_the_cheapest() -> None:
+    """Somebody always finishes."""
+    d = Driver(16, 4, output_reserve=0.0)
+    d.submit("oldest", [1, 2, 3], 40)
+    d.submit("younger", list(range(40)), 10)
+    d.run().assert_cold_equal()
+    assert {name for plan in d.plans for name in plan.retracted} == {"younger"}
+
+
 # -- who keeps its pages --------------------------------------------------------------------------
 
 
