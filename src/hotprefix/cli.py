@@ -150,6 +150,32 @@ def bench(
     stderr.print(f"report: {out / 'report.html'}")
 
 
+@app.command()
+def inspect(
+    log: Annotated[
+        Path, typer.Argument(help="Event log (.jsonl or .parquet); its further parts are read too.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="HTML file to write.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on stdout.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option(help="Leave out lines that are no records; they are counted.")
+    ] = False,
+) -> None:
+    """Show what an event log says: chains, loss, sources, hot and cold groups.
+
+    Example: hotprefix inspect events.jsonl --out events.html
+    """
+    if out is None and not json:
+        raise InputError("give --out FILE.html, --json, or both", param="out")
+    from hotprefix.report.inspect import inspect_log, to_json
+
+    found = inspect_log(log, out, skip_bad=skip_bad)
+    if json:
+        typer.echo(to_json(found))
+    if out is not None:
+        stderr.print(f"report: {out}")
+
+
 def _refresh(wanted: Refresh) -> Refresh:
     """The off switch for operators, read here and once."""
     return Refresh.OFF if os.environ.get("HOTPREFIX_WAITING_REFRESH") == "0" else wanted

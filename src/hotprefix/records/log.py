@@ -30,8 +30,9 @@ Item = Record | Event | Callable[[], Record]
 
 
 class EventLog:
-    """A log at `path`: .jsonl, or .parquet. header: its `part` is filled in. Items are records,
-    kernel events, or functions that make a record; both are turned into records on the log's thread. Raises ConfigError where no part can be opened."""
+    """A log at `path`: .jsonl, or .parquet. header: its `part` is filled in. Items are records, kernel
+    events, or functions that make a record; the latter two become records on the log's thread. Raises
+    ConfigError where no part can be opened."""
 
     def __init__(
         self, path: Path, header: Header, *, part_bytes: int = PART_BYTES, queue: int = QUEUE

@@ -137,5 +137,5 @@ def arrow_schema(pyarrow: Any) -> Any:
             elif name == "schema":
                 columns[name] = pyarrow.int64()
             else:
-                columns.setdefault(name, types.get(annotation, pyarrow.string()))
+                columns.setdefault(name, types.get(annotation.removesuffix(" | None"), pyarrow.string()))
     return pyarrow.schema(list(columns.items()))

@@ -51,6 +51,7 @@ class Recorder:
         """Raises ConfigError where the log or the publisher's address cannot be had."""
         self._prints = Fingerprinter(self._options.key, info.page_size)
         self._heat = Heat(info.page_size)
+        self._page_size = info.page_size
         if self._options.events is not None:
             self._log = EventLog(self._options.events, self._header(kernel, info, fingerprint, now))
         if self._options.make_publisher is not None:
@@ -89,11 +90,9 @@ class Recorder:
         )  # fmt: skip
 
     def planned(self, plan: StepPlan, now: float) -> None:
-        if self._log is not None:
-            for admission in plan.admissions:
-                self._log.put(
-                    Start(t=now, request=admission.request, step=plan.step, cached=admission.cached)
-                )
+        if self._log is not None and plan.admissions:
+            for start in starts(plan, self._page_size, now):
+                self._log.put(start)
 
     def changed(self, now: float) -> None:
         self._publish()
@@ -140,3 +139,26 @@ class Recorder:
             self._log.close()
         if self._kv is not None:
             self._kv.close()
+
+
+def starts(plan: StepPlan, page_size: int, now: float) -> list[Start]:
+    """Where each admission of a plan starts, and which of the tokens before that the plan copies back."""
+    targets = {copy.target for copy in plan.restores}
+    tables = {chunk.request: chunk.table for chunk in plan.chunks}
+    found = []
+    for admission in plan.admissions:
+        low: int | None = admission.cached
+        high = low
+        if targets:
+            low = high = None
+            table = tables.get(admission.request, ())
+            restored = [at for at, page in enumerate(table) if page in targets]
+            if table and not restored:
+                low = high = admission.cached
+            elif restored and restored[-1] - restored[0] + 1 == len(restored):
+                low, high = restored[0] * page_size, (restored[-1] + 1) * page_size
+        found.append(
+            Start(t=now, request=admission.request, step=plan.step, cached=admission.cached,
+                  restored_from=low, restored_to=high)
+        )  # fmt: skip
+    return found

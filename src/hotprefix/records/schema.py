@@ -76,12 +76,16 @@ class Admit(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start(Record):
-    """Beside each admit. cached: leading tokens it starts behind, pages planned in the same step included."""
+    """Beside each admit. cached: leading tokens it starts behind, pages planned in the same step included.
+    restored_from, restored_to: the tokens among them that this step copies back from L2, for this request
+    or for another that shares them; absent where the plan does not tell."""
 
     k: Literal["start"] = "start"
     request: str
     step: int
     cached: int
+    restored_from: int | None = None
+    restored_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +264,7 @@ def of_event(event: ev.Event) -> Record:
 
 
 def values(record: Record) -> dict[str, Any]:
-    """Field -> value, kind and time first."""
+    """Field -> value, kind and time first; absent ones left out."""
     names = [f.name for f in dataclasses.fields(record)]
     names.sort(key=lambda name: (name != "k", name != "t"))
-    return {name: getattr(record, name) for name in names}
+    return {name: value for name in names if (value := getattr(record, name)) is not None}

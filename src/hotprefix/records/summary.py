@@ -1,0 +1,176 @@
+"""One log in figures. Owns: `Summary` and the pass over a log that fills it.
+
+Rules: one pass, bounded memory: exact sums, percentiles by `Sketch` (within 1 %), the slowest requests by a
+heap, hot prefixes by a bounded count (exact where a log has at most PREFIXES first pages). Groups: hot
+requests ask for a first page that was asked for in the 300 s before, cold ones for another, short ones have
+no whole page.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hotprefix.records.derive import Derivation, RequestRow, Totals
+from hotprefix.records.reader import ReadReport, read_log
+from hotprefix.records.schema import Header, Step
+from hotprefix.records.sketch import Sketch
+
+WINDOW_S = 30
+LONG_WINDOW_S = 300
+QUANTILES = (0.5, 0.9, 0.99)
+SLOWEST = 20
+PREFIXES = 4096
+TOKEN_FIELDS = (
+    "prompt_tokens", "ran_tokens", "cached", "device", "host", "storage", "computed", "matched_at_enqueue",
+    "retained", "restored_host", "restored_storage", "recomputed", "hit_loss",
+)  # fmt: skip
+TIME_FIELDS = ("queue_s", "requeue_s", "ttft_s", "total_s")
+
+
+@dataclass(slots=True)
+class Group:
+    """Requests summed. tokens: field of RequestRow -> sum over the requests that have it; measured: how many
+    have it."""
+
+    requests: int = 0
+    tokens: Counter[str] = field(default_factory=Counter)
+    measured: Counter[str] = field(default_factory=Counter)
+    times: dict[str, Sketch] = field(default_factory=lambda: {name: Sketch() for name in TIME_FIELDS})
+
+    def add(self, row: RequestRow) -> None:
+        self.requests += 1
+        for name in TOKEN_FIELDS:
+            value = getattr(row, name)
+            if value is not None:
+                self.tokens[name] += value
+                self.measured[name] += 1
+        for name, sketch in self.times.items():
+            seconds = getattr(row, name)
+            if seconds is not None:
+                sketch.add(seconds)
+
+
+@dataclass(slots=True)
+class Window:
+    """What fell into one window. cached: effective reuse, at its first use; peaks of the steps' gauges."""
+
+    cached: int = 0
+    uncached: int = 0
+    waiting: int = 0
+    running: int = 0
+
+
+@dataclass(slots=True)
+class Prefix:
+    """A first page. requests that began with it, their prompt tokens and reused tokens."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached: int = 0
+
+
+@dataclass(slots=True)
+class Summary:
+    """windows: by number since Unix time 0, each WINDOW_S long. started, ended: Unix time, seconds."""
+
+    header: Header | None = None
+    read: ReadReport = field(default_factory=ReadReport)
+    totals: Totals = field(default_factory=Totals)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    groups: dict[str, Group] = field(
+        default_factory=lambda: {name: Group() for name in ("all", "hot", "cold", "short")}
+    )
+    windows: dict[int, Window] = field(default_factory=dict)
+    prefixes: dict[str, Prefix] = field(default_factory=dict)
+    slowest: list[RequestRow] = field(default_factory=list)
+    started: float | None = None
+    ended: float | None = None
+
+    @property
+    def span_s(self) -> float | None:
+        return None if self.started is None or self.ended is None else self.ended - self.started
+
+    def window(self, at: float) -> Window:
+        return self.windows.setdefault(int(at // WINDOW_S), Window())
+
+    def throughput(self) -> list[tuple[int, float, float, float, float]]:
+        """(Unix time at which the window begins, cached and uncached tokens/s in it, and over the
+        LONG_WINDOW_S that end with it); windows without steps in between are there, with zeros."""
+        if not self.windows:
+            return []
+        many = LONG_WINDOW_S // WINDOW_S
+        first, last = min(self.windows), max(self.windows)
+        none = Window()
+        found = []
+        for number in range(first, last + 1):
+            now = self.windows.get(number, none)
+            before = [self.windows.get(n, none) for n in range(number - many + 1, number + 1)]
+            found.append((
+                number * WINDOW_S, now.cached / WINDOW_S, now.uncached / WINDOW_S,
+                sum(w.cached for w in before) / LONG_WINDOW_S,
+                sum(w.uncached for w in before) / LONG_WINDOW_S,
+            ))  # fmt: skip
+        return found
+
+    def hottest(self, most: int = 12) -> list[tuple[str, Prefix]]:
+        return heapq.nlargest(most, self.prefixes.items(), key=lambda item: item[1].requests)
+
+
+def summarize(path: Path, *, skip_bad: bool = False) -> Summary:
+    """Read a log and sum it up. Raises InputError, BadLine."""
+    found = Summary()
+    heap: list[tuple[float, int, RequestRow]] = []
+    derivation = Derivation()
+
+    def step(record: Step) -> None:
+        window = found.window(record.t + derivation.offset)
+        window.uncached += record.prefill_tokens if record.ok else 0
+        window.waiting = max(window.waiting, record.waiting)
+        window.running = max(window.running, record.running)
+
+    def ended(row: RequestRow, offset: float) -> None:
+        _add(found, row, offset)
+        if row.ttft_s is not None:
+            heapq.heappush(heap, (row.ttft_s, found.groups["all"].requests, row))
+            if len(heap) > SLOWEST:
+                heapq.heappop(heap)
+
+    derivation.on_step = step
+    for record in read_log(path, found.read, skip_bad=skip_bad):
+        offset = derivation.offset
+        for row in derivation.feed(record):
+            ended(row, offset)
+        at = record.t + derivation.offset
+        if not isinstance(record, Header) or found.started is None:
+            found.started = at if found.started is None else found.started
+            found.ended = at
+    for row in derivation.finish():
+        ended(row, derivation.offset)
+    found.header, found.totals = derivation.header, derivation.totals
+    found.slowest = [row for _, _, row in sorted(heap, reverse=True)]
+    return found
+
+
+def _add(found: Summary, row: RequestRow, offset: float) -> None:
+    found.outcomes[row.outcome] += 1
+    found.groups["all"].add(row)
+    found.groups["short" if row.hot is None else "hot" if row.hot else "cold"].add(row)
+    if row.cached and row.first_use is not None:
+        found.window(row.first_use + offset).cached += row.cached
+    if row.prefix is not None:
+        _count_prefix(found.prefixes, row)
+
+
+def _count_prefix(prefixes: dict[str, Prefix], row: RequestRow) -> None:
+    assert row.prefix is not None
+    if row.prefix not in prefixes and len(prefixes) >= 2 * PREFIXES:
+        ranked = sorted(prefixes, key=lambda name: prefixes[name].requests)
+        for rare in ranked[:PREFIXES]:
+            del prefixes[rare]
+    one = prefixes.setdefault(row.prefix, Prefix())
+    one.requests += 1
+    one.prompt_tokens += row.prompt_tokens
+    one.cached += row.cached or 0

@@ -1,0 +1,70 @@
+"""`hotprefix inspect`. Owns: a log's `Summary` as JSON, and the way from a log to its report.
+
+Rules: what was not measured is left out or null; seconds, tokens, tokens per second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from hotprefix.records.sketch import Sketch
+from hotprefix.records.summary import QUANTILES, Group, Summary, summarize
+from hotprefix.report.inspect_page import render
+
+
+def inspect_log(log: Path, out: Path | None, *, skip_bad: bool = False) -> dict[str, Any]:
+    """Read a log, write its report to `out` (None: no report) and return its figures. Raises InputError."""
+    summary = summarize(log, skip_bad=skip_bad)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(render(summary), encoding="utf-8")
+    return figures(summary)
+
+
+def figures(s: Summary) -> dict[str, Any]:
+    """JSON-able. Seconds, tokens, tokens per second."""
+    header = s.header
+    return {
+        "model": header.model if header else None,
+        "hotprefix": header.hotprefix if header else None,
+        "page_size": header.page_size if header else None,
+        "span_s": s.span_s,
+        "read": dataclasses.asdict(s.read),
+        "totals": dataclasses.asdict(s.totals),
+        "outcomes": dict(s.outcomes),
+        "groups": {name: _group(group) for name, group in s.groups.items()},
+        "throughput": [
+            {"at": at, "cached_tps_30": a, "uncached_tps_30": b, "cached_tps_300": c, "uncached_tps_300": d}
+            for at, a, b, c, d in s.throughput()
+        ],
+        "hottest": [{"prefix": name, **dataclasses.asdict(p)} for name, p in s.hottest()],
+        "slowest": [dataclasses.asdict(row) for row in s.slowest],
+    }
+
+
+def to_json(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1)
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {
+        "requests": group.requests,
+        "tokens": {name: group.tokens[name] for name in group.measured},
+        "measured": dict(group.measured),
+        **{name: _times(sketch) for name, sketch in group.times.items()},
+    }
+
+
+def _times(sketch: Sketch) -> dict[str, float | int] | None:
+    if not sketch.count:
+        return None
+    found: dict[str, float | int] = {"count": sketch.count, "mean": sketch.total / sketch.count,
+                                     "max": sketch.most}  # fmt: skip
+    for share in QUANTILES:
+        value = sketch.quantile(share)
+        assert value is not None
+        found[f"p{share * 100:.0f}"] = value
+    return found

@@ -1,0 +1,359 @@
+"""Per-request figures from records: against what the driver saw, and against the plans themselves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hotprefix.kernel import events as ev
+from hotprefix.kernel.plan import StepPlan
+from hotprefix.records import schema as sc
+from hotprefix.records.derive import Derivation, RequestRow
+from hotprefix.records.reader import ReadReport, read_log
+from hotprefix.records.recorder import Recorder, RecordOptions
+from hotprefix.records.sketch import Sketch
+from hotprefix.records.summary import summarize
+from tests.support.fake import VOCAB
+from tests.support.observed import WatchedDriver, program, run
+
+KEY = b"0123456789abcdef0123456789abcdef"
+TIMES = ("queue_s", "requeue_s", "ttft_s", "total_s")
+
+
+class Lists(Recorder):
+    """A recorder whose log is a list."""
+
+    def __init__(self) -> None:
+        super().__init__(RecordOptions(KEY, Path("unused.jsonl")))
+        self.records: list[sc.Record] = []
+
+    def opened(self, kernel, info, fingerprint, now):  # type: ignore[no-untyped-def]
+        self._options = RecordOptions(KEY)
+        super().opened(kernel, info, fingerprint, now)
+        self.records.append(self._header(kernel, info, fingerprint, now))
+        self._log = self  # type: ignore[assignment]
+
+    def put(self, item: object) -> None:
+        if isinstance(item, ev.Event):
+            item = sc.of_event(item)
+        self.records.append(item if isinstance(item, sc.Record) else item())  # type: ignore[operator]
+
+    @property
+    def wants_events(self) -> bool:
+        return True
+
+
+def rows_of(records: list[sc.Record]) -> tuple[dict[str, RequestRow], Derivation]:
+    derivation = Derivation()
+    found = [row for record in records for row in derivation.feed(record)]
+    found += derivation.finish()
+    assert len({row.request for row in found}) == len(found), "one row for each request"
+    return {row.request: row for row in found}, derivation
+
+
+def watched(seed: int, length: int = 60) -> tuple[WatchedDriver, list[sc.Record]]:
+    recorder = Lists()
+    return run(program(seed, length), recorder), recorder.records
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_are_what_the_driver_saw(seed: int) -> None:
+    d, records = watched(seed)
+    rows, derivation = rows_of(records)
+    assert set(rows) == set(d.prompts)
+    for name, row in rows.items():
+        assert row.prompt_tokens == len(d.prompts[name])
+        assert row.outcome == d.finish[name].value
+        assert (row.device, row.host, row.storage) == d.sources[name]
+        assert (row.cached, row.outputs) == (d.cached[name], len(d.outputs[name]))
+        assert all(value is None or value >= 0 for value in (getattr(row, t) for t in TIMES))
+        assert (row.ttft_s is None) == (not d.outputs[name])
+        if row.queue_s is None:
+            assert row.matched_at_admission is None
+            assert not row.cached
+        if row.ttft_s is not None:
+            assert row.queue_s is not None
+            assert row.queue_s <= row.ttft_s <= row.total_s  # type: ignore[operator]
+        if row.recomputed is not None:
+            parts = (row.retained, row.restored_host, row.restored_storage, row.recomputed)
+            assert min(p for p in parts if p is not None) >= 0
+            assert sum(p or 0 for p in parts) == row.matched_at_enqueue
+    count = d.kernel.counters
+    assert derivation.totals.lost_waiting_tokens == count.lost_waiting_tokens
+    assert sum(row.cached or 0 for row in rows.values()) == count.cached_tokens
+    assert sum(row.ran_tokens or 0 for row in rows.values()) == count.prompt_tokens
+
+
+class RestoreWatch:
+    """Which pages of which requests a step that ran has restored, read from the plans alone: pages of the
+    request's table, of the plan it was first executed in, that are targets of that plan's copies."""
+
+    def __init__(self, d: WatchedDriver) -> None:
+        self.restored: dict[str, list[int]] = {}
+        self._d = d
+        execute = d.execute
+
+        def watched(plan: StepPlan) -> None:
+            failed = d.kernel.counters.failed_steps
+            execute(plan)
+            if d.kernel.counters.failed_steps == failed:
+                self._ran(plan)
+
+        d.execute = watched  # type: ignore[method-assign]
+
+    def _ran(self, plan: StepPlan) -> None:
+        targets = {copy.target for copy in plan.restores}
+        admitted = {a.request for a in plan.admissions}
+        for chunk in plan.chunks:
+            if chunk.request in admitted and chunk.request not in self.restored:
+                assert chunk.table_from == 0
+                self.restored[chunk.request] = [i for i, p in enumerate(chunk.table) if p in targets]
+
+
+def test_retention_is_of_the_hit_s_own_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restored tokens of [0, matched at enqueue), against the copies in the plans."""
+    lost = restored = 0
+    for seed in range(60):
+        recorder = Lists()
+        watch: list[RestoreWatch] = []
+        made = program(seed)
+        d_class = WatchedDriver.__init__
+
+        def patched(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            d_class(self, *args, **kwargs)  # noqa: B023
+            watch.append(RestoreWatch(self))  # noqa: B023
+
+        with monkeypatch.context() as m:
+            m.setattr(WatchedDriver, "__init__", patched)
+            d = run(made, recorder)
+        page = d.config.page_size
+        for name, row in rows_of(recorder.records)[0].items():
+            if row.recomputed is None or name not in watch[0].restored:
+                continue
+            assert row.retained is not None
+            inside = range(row.retained // page, row.matched_at_enqueue // page)
+            expected = page * sum(i in inside for i in watch[0].restored[name])
+            assert (row.restored_host or 0) + (row.restored_storage or 0) == expected, (seed, name)
+            lost += row.matched_at_enqueue - row.retained
+            restored += expected
+    assert lost > restored > 0, "the programs do lose and restore"
+
+
+def test_queue_time_is_the_first_wait_and_waits_after_retractions_are_apart() -> None:
+    """Handed case 154: a request that was put back to wait."""
+    found = [rows_of(watched(seed, 80)[1])[0] for seed in range(30)]
+    again = [row for rows in found for row in rows.values() if row.requeue_s is not None]
+    assert again
+    for row in again:
+        assert row.retractions
+        assert row.queue_s is not None
+        assert row.queue_s + (row.requeue_s or 0.0) <= (row.total_s or math.inf)
+    records: list[sc.Record] = [
+        header(), sc.Enqueue(t=1.0, request="a", prompt_tokens=8, matched=0, parked=False),
+        admit(3.0), sc.Retract(t=4.0, request="a", reason="no room", lost=4), admit(9.0, again=True),
+        end(10.0),
+    ]  # fmt: skip
+    row = rows_of(records)[0]["a"]
+    assert (row.queue_s, row.requeue_s, row.total_s) == (2.0, 5.0, 9.0)
+
+
+def header(run_name: str = "a", t: float = 0.0) -> sc.Header:
+    return sc.Header(
+        t=t,
+        run=run_name,
+        part=0,
+        wall=1000.0,
+        hotprefix="0",
+        model="m",
+        fingerprint="f",
+        key="k",
+        page_size=4,
+    )
+
+
+def admit(t: float, matched: int = 0, enqueue: int = 0, host: int = 0, storage: int = 0,
+          again: bool = False, request: str = "a") -> sc.Admit:  # fmt: skip
+    return sc.Admit(t=t, request=request, matched=matched, matched_at_enqueue=enqueue, restored_host=host,
+                    restored_storage=storage, again=again)  # fmt: skip
+
+
+def end(t: float, cached: int = 0, computed: int = 8, request: str = "a") -> sc.End:
+    return sc.End(t=t, request=request, reason="stop", cached=cached, computed=computed, outputs=1,
+                  retractions=0)  # fmt: skip
+
+
+def stepped(t: float, ok: bool = True) -> sc.Step:
+    return sc.Step(t=t, step=1, ok=ok, prefill_tokens=4, decode_tokens=0, running=1, waiting=0, free=0,
+                   evictable=0, protected=0)  # fmt: skip
+
+
+def started(t: float, cached: int, restored_from: int) -> sc.Start:
+    return sc.Start(t=t, request="a", step=1, cached=cached, restored_from=restored_from, restored_to=cached)
+
+
+def enqueue(t: float, matched: int, request: str = "a") -> sc.Enqueue:
+    return sc.Enqueue(t=t, request=request, prompt_tokens=64, matched=matched, parked=False)
+
+
+@pytest.mark.parametrize(
+    ("matched", "host", "storage", "start", "expected"),
+    [
+        (32, 0, 0, 32, (32, 0, 0, 0)),  # all kept
+        (40, 0, 0, 40, (32, 0, 0, 0)),  # and more has come: the loss is negative, retention is not
+        (16, 0, 0, 16, (16, 0, 0, 16)),  # half lost and computed again
+        (16, 8, 8, 32, (16, 8, 8, 0)),  # half lost and restored
+        (16, 8, 16, 40, (16, 8, 8, 0)),  # what is restored beyond the interval is not retention
+        (16, 0, 8, 32, (16, 0, 8, 8)),  # 8 tokens were planned by another in the same step
+    ],
+)
+def test_retention_by_hand(
+    matched: int, host: int, storage: int, start: int, expected: tuple[int, int, int, int]
+) -> None:
+    records: list[sc.Record] = [
+        header(), enqueue(1.0, 32), admit(2.0, matched, 32, host, storage),
+        started(2.0, start, start - host - storage), stepped(3.0), end(4.0),
+    ]  # fmt: skip
+    row = rows_of(records)[0]["a"]
+    assert (row.retained, row.restored_host, row.restored_storage, row.recomputed) == expected
+    assert row.hit_loss == 32 - matched
+
+
+def test_a_restore_whose_step_failed_is_no_restore() -> None:
+    records: list[sc.Record] = [
+        header(), enqueue(1.0, 32), admit(2.0, 16, 32, 16), started(2.0, 32, 16),
+        sc.Retract(t=3.0, request="a", reason="step 1 failed", lost=0), stepped(3.0, ok=False),
+        admit(4.0, 16, 32, again=True), started(4.0, 16, 16), stepped(5.0),
+        end(6.0),
+    ]  # fmt: skip
+    row = rows_of(records)[0]["a"]
+    assert (row.retained, row.restored_host, row.recomputed) == (16, 0, 16)
+    assert row.first_use == 5.0
+
+
+def test_what_was_not_measured_is_absent() -> None:
+    records: list[sc.Record] = [header(), enqueue(1.0, 32), end(2.0, computed=0)]
+    row = rows_of(records)[0]["a"]
+    absent = (
+        "queue_s",
+        "ttft_s",
+        "matched_at_admission",
+        "hit_loss",
+        "retained",
+        "recomputed",
+        "device",
+        "hot",
+    )
+    assert all(getattr(row, name) is None for name in absent)
+    assert (row.total_s, row.outcome, row.ran_tokens) == (1.0, "stop", None)
+    # without the record of where it started, the restored tokens' place is not known
+    records = [header(), enqueue(1.0, 32), admit(2.0, 16, 32, 16), stepped(3.0), end(4.0)]
+    row = rows_of(records)[0]["a"]
+    assert (row.retained, row.restored_host, row.recomputed) == (16, None, None)
+
+
+def test_a_new_run_ends_what_was_open_and_a_lost_record_keeps_nobody() -> None:
+    records: list[sc.Record] = [
+        header(), enqueue(1.0, 0, "gone"), enqueue(1.0, 0, "a"), end(2.0), stepped(3.0), header("b", 0.5),
+        enqueue(0.6, 0, "gone"),
+    ]  # fmt: skip
+    derivation = Derivation()
+    found = [(row.run, row.request, row.outcome) for r in records for row in derivation.feed(r)]
+    assert found == [("a", "a", "stop"), ("a", "gone", "open")]
+    assert [(row.run, row.request) for row in derivation.finish()] == [("b", "gone")]
+
+
+def test_hot_means_its_first_page_was_asked_for_in_the_last_300_s() -> None:
+    def asked(t: float, name: str, *pages: str) -> list[sc.Record]:
+        info = sc.RequestInfo(
+            t=t, request=name, prompt_tokens=64, max_tokens=1, priority=0, pages=list(pages)
+        )
+        return [enqueue(t, 0, name), info, end(t, request=name)]
+
+    records: list[sc.Record] = [
+        header(), *asked(1, "first", "p"), *asked(2, "second", "p", "q"), *asked(3, "other", "x"),
+        *asked(302, "still", "p"), *asked(602.5, "late", "p"), *asked(603, "short"),
+    ]  # fmt: skip
+    rows, derivation = rows_of(records)
+    assert {name: row.hot for name, row in rows.items()} == {
+        "first": False, "second": True, "other": False, "still": True, "late": False, "short": None,
+    }  # fmt: skip
+    assert len(derivation._seen) == 1, "what is long ago is forgotten"
+
+
+def test_case_156_recomputed_tokens_are_no_reuse() -> None:
+    """Random prompts with forced preemption: nothing was shared, so nothing was reused."""
+    recorder = Lists()
+    d = WatchedDriver(recorder, total_pages=24, page_size=4, output_reserve=0.0, max_running=6)
+    r = random.Random(5)
+    for number in range(12):
+        d.submit(f"r{number}", [r.randrange(VOCAB) for _ in range(16)], 30)
+    d.run()
+    rows, derivation = rows_of(recorder.records)
+    assert derivation.totals.retractions > 0
+    assert sum(row.cached or 0 for row in rows.values()) == 0
+    assert all((row.device, row.host, row.storage) == (0, 0, 0) for row in rows.values())
+
+
+def test_case_157_a_request_that_is_tried_often_counts_once() -> None:
+    recorder = Lists()
+    d = WatchedDriver(recorder, total_pages=12, page_size=4, max_running=4, output_reserve=1.0)
+    d.submit("first", list(range(8)), 30)
+    d.step()
+    d.submit("blocked", list(range(8)), 30)
+    d.run()
+    rows, _ = rows_of(recorder.records)
+    assert rows["blocked"].queue_s > 20  # type: ignore[operator]
+    assert d.kernel.counters.lookups == 2
+    kinds = Counter((type(record), getattr(record, "request", None)) for record in recorder.records)
+    assert kinds[sc.Admit, "blocked"] == kinds[sc.Enqueue, "blocked"] == kinds[sc.Sources, "blocked"] == 1
+
+
+# -- percentiles and the whole log ----------------------------------------------------------------
+
+
+def test_percentiles_are_within_one_percent() -> None:
+    r = random.Random(1)
+    for draw in (lambda: r.lognormvariate(0, 2), lambda: r.random(), lambda: float(r.randrange(5))):
+        values, sketch = [draw() for _ in range(5000)], Sketch()
+        for value in values:
+            sketch.add(value)
+        values.sort()
+        for share in (0.01, 0.5, 0.9, 0.99, 1.0):
+            exact = values[max(0, math.ceil(share * len(values)) - 1)]
+            assert sketch.quantile(share) == pytest.approx(exact, rel=0.0101, abs=1e-6)
+        assert sketch.mean == pytest.approx(sum(values) / len(values))
+    assert len(sketch._bins) < 3000
+    assert Sketch().quantile(0.5) is None
+    with pytest.raises(ValueError, match="negative"):
+        sketch.add(-1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_log_s_windows_add_up_to_the_kernel_s_counts(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "log.jsonl"
+    recorder = Recorder(RecordOptions(KEY, path), wall=lambda: 1_000_000.0)
+    d = run(program(seed, 200), recorder)
+    recorder.close()
+    summary = summarize(path)
+    count = d.kernel.counters
+    assert sum(w.cached for w in summary.windows.values()) == count.cached_tokens
+    assert sum(w.uncached for w in summary.windows.values()) == count.computed_prompt_tokens
+    series = summary.throughput()
+    assert sum(w[1] for w in series) * 30 == pytest.approx(count.cached_tokens)
+    assert series[0][0] >= 1_000_000 - 30
+    assert [b[0] - a[0] for a, b in itertools.pairwise(series)] == [30] * (len(series) - 1)
+    last = series[-1]
+    assert last[3] == pytest.approx(sum(w[1] for w in series[-10:]) / 10)
+    groups = summary.groups
+    assert groups["all"].requests == sum(groups[g].requests for g in ("hot", "cold", "short")) > 0
+    assert groups["all"].requests == len(d.finish)
+    assert (
+        sum(p.requests for p in summary.prefixes.values()) == groups["hot"].requests + groups["cold"].requests
+    )
+    report = ReadReport()
+    assert sum(1 for _ in read_log(path, report)) == summary.read.records
