@@ -74,9 +74,8 @@ class TierWatch:
 
     def landed_on(self, pages: list[int], protected: set[int]) -> None:
         """Call with the L2 pages that fetched payloads were written to, and what was protected before."""
-        assert len(set(pages)) == len(pages) and not set(pages) & protected, (
-            "a payload lands on a page in use"
-        )
+        assert len(set(pages)) == len(pages)
+        assert not set(pages) & protected, "a payload lands on a page in use"
         self._readable |= set(pages)
         self.landed += len(pages)
 
