@@ -195,7 +195,7 @@ def test_the_oldest_is_never_retracted_though_it_would_be_the_cheapest() -> None
     """Somebody always finishes."""
     d = Driver(16, 4, output_reserve=0.0)
     d.submit("oldest", [1, 2, 3], 40)
-    d.submit("younger", list(range(40)), 10)
+    d.submit("younger", list(range(40)), 20)
     d.run().assert_cold_equal()
     assert {name for plan in d.plans for name in plan.retracted} == {"younger"}
 
