@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 
 from hotprefix.engine.messages import Delta, EngineStats, Timing
 from hotprefix.kernel.plan import Finish
+from hotprefix.server.insight_metrics import STATES, insight_metrics, tier_pages
 
 LATENCY_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 TOKENS = tuple(2**power for power in range(18))
@@ -155,6 +156,8 @@ class EngineCollector:
         if self._stats is not None:
             yield from _own(self._stats)
             yield from _aliases(self._stats, self.model)
+            if self._stats.insight is not None:
+                yield from insight_metrics(self._stats.insight)
 
 
 def _own(stats: EngineStats) -> Iterator[Metric]:
@@ -164,8 +167,10 @@ def _own(stats: EngineStats) -> Iterator[Metric]:
     yield requests
     pages = GaugeMetricFamily("hotprefix_pages", "Pages now; the states add up to the total.",
                               labels=["tier", "state"])  # fmt: skip
-    for state in ("free", "owned", "evictable", "protected", "total"):
+    for state in STATES:
         pages.add_metric(["device", state], getattr(stats, f"{state}_pages"))
+        for tier, occupancy in tier_pages(stats.insight).items():
+            pages.add_metric([tier, state], getattr(occupancy, state))
     yield pages
     reused = CounterMetricFamily("hotprefix_reused_tokens", "Prompt tokens reused, by final source.",
                                  labels=["source"])  # fmt: skip

@@ -1,0 +1,202 @@
+"""The engine's inner numbers as metrics. Owns: names and words of everything in `Insight`.
+
+Rules: every field of the kernel's, the tiers' and the store's counters is a metric of its own name, so that
+none can be counted and shown nowhere (handed case 174): a field added there appears here. Labels take
+words of fixed lists only. A tier or link that is not there has no metrics, not zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from hotprefix.engine.messages import Insight
+from hotprefix.engine.stores.breaker import BreakerState
+from hotprefix.engine.stores.counters import LinkStats, StoreStats
+from hotprefix.kernel.cache.tier import Occupancy
+
+STATES = ("free", "owned", "evictable", "protected", "total")
+TEXTS = {
+    "kernel": {
+        "lookups": "Requests whose first prefill step ran.",
+        "hits": "Of those, requests that reused something.",
+        "prompt_tokens": "Their prompt tokens.",
+        "cached_tokens": "Prompt tokens reused, once per request (effective reuse).",
+        "cached_host_tokens": "Of those, with final source L2.",
+        "cached_storage_tokens": "Of those, with final source L3.",
+        "computed_prompt_tokens": "Positions below the prefill target computed, re-computation included.",
+        "computed_output_tokens": "Positions above it computed.",
+        "recomputed_tokens": "Positions computed a second time after a retraction.",
+        "indexed_pages": "Pages published in L1's tree.",
+        "evicted_pages": "Pages L1's tree gave up.",
+        "flushed_pages": "Of those, by a flush.",
+        "duplicate_pages": "Pages computed though another request's copy was kept.",
+        "submitted": "Requests taken.",
+        "rejected": "Requests refused.",
+        "finished": "Requests that ended well.",
+        "aborted": "Requests aborted.",
+        "failed": "Requests that ended with an error.",
+        "retractions": "Running requests put back to wait.",
+        "steps": "Steps.",
+        "failed_steps": "Steps that failed.",
+        "stalls": "Planning passes in which nothing could run though requests waited.",
+        "refresh_passes": "Passes of waiting-prefix refresh.",
+        "refresh_touches": "Prefixes touched by them.",
+        "lost_waiting_tokens": "Tokens evicted while their request waited (in L1 at enqueue only).",
+    },
+    "host": {
+        "saved": "Pages copied from L1 to L2.",
+        "restored": "Pages copied from L2 to L1.",
+        "landed": "Fetched pages that got a place in L2.",
+        "stored": "Pages handed over for L3.",
+        "save_no_room": "Pages not saved: L2 had no room.",
+        "land_no_room": "Fetched pages dropped: L2 had no room.",
+    },
+    "prefetch": {
+        "started": "Fetches from L3 begun.",
+        "shared": "Requests that joined another's fetch.",
+        "cancelled": "Fetches given up: nobody waited any more.",
+        "late": "Fetches that ended when nobody waited any more.",
+        "not_worth": "Fetches not begun: computing is predicted to be quicker.",
+        "pages": "Pages asked for.",
+    },
+    "store": {
+        "shared_pages": "Pages that a fetch got from another's read.",
+        "late_pages": "Pages that came when nobody waited any more.",
+        "known_pages": "Pages put that the store had already.",
+        "active_fetches": "Fetches in flight.",
+        "reserved_bytes": "Host memory behind them.",
+        "queued_puts": "Pages on their way to the store.",
+        "queued_put_bytes": "Their bytes.",
+        "threads": "The store's threads.",
+    },
+}  # fmt: skip
+STORE_GAUGES = ("active_fetches", "reserved_bytes", "queued_puts", "queued_put_bytes", "threads")
+
+
+def insight_metrics(insight: Insight) -> Iterator[Metric]:
+    """Every number of an `Insight`."""
+    yield from _gauges(insight)
+    for group in ("kernel", "host", "prefetch"):
+        yield from _counters(group, getattr(insight, group))
+    yield from _time(insight)
+    yield from _links(insight)
+    if insight.store is not None:
+        yield from _store(insight.store)
+    yield from _observation(insight)
+
+
+def tier_pages(insight: Insight | None) -> Mapping[str, Occupancy]:
+    """Tiers beside L1, by label."""
+    return {} if insight is None or insight.l2 is None else {"host": insight.l2}
+
+
+def _gauges(insight: Insight) -> Iterator[Metric]:
+    for name, text, value in (
+        ("parked_requests", "Waiting requests that wait for a flight's leader.", insight.parked),
+        ("tree_nodes", "Nodes of L1's prefix tree.", insight.tree_nodes),
+        ("namespaces", "Namespaces with cached prefixes.", insight.namespaces),
+        ("fetches", "Fetches from L3 that requests wait for.", insight.fetches),
+    ):
+        yield GaugeMetricFamily(f"hotprefix_{name}", text, value=value)
+    for kind, text in (
+        ("cached", "Effective reuse, tokens per second over a window."),
+        ("uncached", "Prompt tokens computed, per second over a window."),
+    ):
+        family = GaugeMetricFamily(f"hotprefix_{kind}_tps", text, labels=["window_s"])
+        for rate in insight.throughput:
+            family.add_metric([str(rate.window_s)], getattr(rate, f"{kind}_tps"))
+        yield family
+
+
+def _counters(group: str, counters: Any) -> Iterator[Metric]:
+    for field in dataclasses.fields(counters):
+        text = TEXTS[group].get(field.name, f"{field.name.replace('_', ' ')}, by the {group}.")
+        yield CounterMetricFamily(
+            f"hotprefix_{group}_{field.name}", text, value=getattr(counters, field.name)
+        )
+
+
+def _time(insight: Insight) -> Iterator[Metric]:
+    family = CounterMetricFamily(
+        "hotprefix_engine_seconds", "What the engine's loop spent its time on.", labels=["phase"]
+    )
+    for phase in ("plan", "execute", "commit"):
+        family.add_metric([phase], getattr(insight, f"{phase}_s"))
+    yield family
+
+
+def _links(insight: Insight) -> Iterator[Metric]:
+    """Physical links, each counted by itself: a page from L3 to L1 counts on both."""
+    moved = CounterMetricFamily("hotprefix_link_bytes", "Bytes moved, by link.", labels=["link"])
+    spent = CounterMetricFamily("hotprefix_link_seconds", "Seconds spent moving, by link.", labels=["link"])
+    pages = CounterMetricFamily("hotprefix_link_pages", "Pages moved, by link.", labels=["link"])
+    links, store = insight.links, insight.store
+    if links is not None:
+        for link, size, seconds, count in (
+            ("device_to_host", links.saved_bytes, links.saved_s, insight.host.saved),
+            ("host_to_device", links.restored_bytes, links.restored_s, insight.host.restored),
+        ):
+            moved.add_metric([link], size)
+            spent.add_metric([link], seconds)
+            pages.add_metric([link], count)
+    if store is not None:
+        for link, stats in _store_links(store):
+            moved.add_metric([link], stats.bytes)
+            spent.add_metric([link], stats.seconds)
+            pages.add_metric([link], stats.pages)
+    yield from (moved, spent, pages)
+
+
+def _store_links(store: StoreStats) -> tuple[tuple[str, LinkStats], ...]:
+    return ("storage_to_host", store.read), ("host_to_storage", store.write)
+
+
+def _store(store: StoreStats) -> Iterator[Metric]:
+    calls = CounterMetricFamily("hotprefix_store_calls", "Requests made to the store.", labels=["link"])
+    failures = CounterMetricFamily(
+        "hotprefix_store_failures", "Pages that could not be read or written.", labels=["link", "reason"]
+    )
+    opened = CounterMetricFamily(
+        "hotprefix_store_breaker_opened", "How often the circuit breaker opened.", labels=["link"]
+    )
+    breaker = GaugeMetricFamily(
+        "hotprefix_store_breaker", "1 for the state the circuit breaker is in.", labels=["link", "state"]
+    )
+    for link, stats in _store_links(store):
+        calls.add_metric([link], stats.calls)
+        opened.add_metric([link], stats.opened)
+        for state in BreakerState:
+            breaker.add_metric([link, state.value], float(stats.breaker is state))
+        for reason, count in sorted(stats.failures.items()):
+            failures.add_metric([link, str(reason)], count)
+    endings = CounterMetricFamily("hotprefix_store_fetches_ended", "Fetches, by how they ended.",
+                                  labels=["ending"])  # fmt: skip
+    for ending, count in sorted(store.endings.items()):
+        endings.add_metric([str(ending)], count)
+    yield from (calls, failures, opened, breaker, endings)
+    for name, text in TEXTS["store"].items():
+        kind = GaugeMetricFamily if name in STORE_GAUGES else CounterMetricFamily
+        yield kind(f"hotprefix_store_{name}", text, value=getattr(store, name))
+
+
+def _observation(insight: Insight) -> Iterator[Metric]:
+    observed = insight.observed
+    for name, text, label, values in (
+        ("event_records", "Records of the event log.", "outcome",
+         {"written": observed.written_records, "dropped": observed.dropped_records}),
+        ("kv_event_batches", "Batches of KV events.", "outcome",
+         {"published": observed.kv_batches, "dropped": observed.kv_dropped_batches}),
+        ("kv_event_pages", "Pages told by KV events.", "kind",
+         {"stored": observed.kv_stored_pages, "removed": observed.kv_removed_pages}),
+    ):  # fmt: skip
+        family = CounterMetricFamily(f"hotprefix_{name}", text, labels=[label])
+        for word, value in values.items():
+            family.add_metric([word], value)
+        yield family
+    failed = observed.failed is not None or observed.sink_failed is not None
+    yield GaugeMetricFamily("hotprefix_observation_failed", "1 where observation was switched off.",
+                            value=float(failed))  # fmt: skip
