@@ -30,7 +30,7 @@ NEVER = 1e18
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Fetches end only when a rule says so."""
+    """Fetches end at once, soon, or only when a rule says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +44,7 @@ class TierMachine(RuleBasedStateMachine):
         tokens=st.integers(90, 300),
         host_tokens=st.sampled_from([1, 40, 100, 300, 1000]),
         same_step=st.booleans(),
+        storage=st.sampled_from([(0, 0.0), (2, 1.0), (NEVER, 0.0), (NEVER, 1.0)]),
         config=st.fixed_dictionaries(
             {
                 "publication": st.sampled_from(Publication),
@@ -63,26 +64,27 @@ class TierMachine(RuleBasedStateMachine):
                 "storage": st.sampled_from([True, True, False]),
                 "write": st.sampled_from(Write),
                 "prefetch": st.sampled_from(Prefetch),
-                "prefetch_timeout_s": st.sampled_from([0.0, 3.0, 30.0]),
+                "prefetch_timeout_s": st.sampled_from([0.0, 3.0, 300.0]),
                 "min_restore_pages": st.sampled_from([1, 2]),
                 "min_fetch_pages": st.sampled_from([1, 3]),
                 "fetch_window": st.sampled_from([1, 8]),
                 "compute_s_per_token": st.sampled_from([None, 0.1]),
-                "fetch_s_per_page": st.sampled_from([None, 0.01, 10.0]),
+                "fetch_s_per_page": st.sampled_from([None, None, 0.01, 10.0]),
             }
         ),
     )
     def build(
-        self, page_size: int, tokens: int, host_tokens: int, same_step: bool, config: dict[str, object],
-        tiers: dict[str, object],
+        self, page_size: int, tokens: int, host_tokens: int, same_step: bool, storage: tuple[float, float],
+        config: dict[str, object], tiers: dict[str, object],
     ) -> None:  # fmt: skip
         pages = max(1, host_tokens // page_size)
         self.d = Driver(
             -(-tokens // page_size), page_size, Capabilities(same_step), self.events.append,
             tiers=TierConfig(pages=pages, **tiers), **config,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.d.storage_delay = NEVER  # type: ignore[assignment]
+        self.d.storage_delay, self.d.storage_seconds = storage  # type: ignore[assignment]
         self.watch = TierWatch(self.d)
+        self._land, self.d.land = self.d.land, self._watched_land  # type: ignore[method-assign]
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -175,10 +177,7 @@ class TierMachine(RuleBasedStateMachine):
 
     # -- transfers --------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.in_flight is None and self.d.fetches)
-    @rule(pick=st.integers(0, 1000), most=st.sampled_from([None, None, None, 0, 1, 3]))
-    def transfer_ends(self, pick: int, most: int | None) -> None:
-        fetch = sorted(self.d.fetches)[pick % len(self.d.fetches)]
+    def _watched_land(self, fetch: int, most: int | None = None) -> None:
         written: list[int] = []
         land, protected = self.d.executor.land, self.watch.protected()
 
@@ -187,9 +186,15 @@ class TierMachine(RuleBasedStateMachine):
             land(page, payload)
 
         self.d.executor.land = note  # type: ignore[method-assign]
-        self.d.land(fetch, most)
+        self._land(fetch, most)
         self.d.executor.land = land  # type: ignore[method-assign]
         self.watch.landed_on(written, protected)
+
+    @precondition(lambda self: self.in_flight is None and self.d.fetches)
+    @rule(pick=st.integers(0, 1000), most=st.sampled_from([None, None, None, 0, 1, 3]))
+    def transfer_ends(self, pick: int, most: int | None) -> None:
+        fetch = sorted(self.d.fetches)[pick % len(self.d.fetches)]
+        self.d.land(fetch, most)
         self.gone.append(fetch)
 
     @precondition(lambda self: self.in_flight is None and self.gone)

@@ -37,6 +37,7 @@ class Driver:
         )
         self.fetches: dict[int, tuple[bytes, ...]] = {}
         self.storage_delay = 0
+        self.storage_seconds = 1.0
         self._due: list[tuple[float, int]] = []
         self.now = 0.0
         self.prompts: dict[str, list[int]] = {}
@@ -84,7 +85,7 @@ class Driver:
             if key not in self.executor.stored:
                 break
             payloads.append(self.executor.stored[key])
-        where = self.kernel.transfer_done(fetch, len(payloads), 1.0, self.now)
+        where = self.kernel.transfer_done(fetch, len(payloads), self.storage_seconds, self.now)
         for index, page in where.items():
             self.executor.land(page, payloads[index])
 

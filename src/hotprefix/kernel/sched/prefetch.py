@@ -79,13 +79,15 @@ class Prefetcher:
     # -- starting ---------------------------------------------------------------------------------
 
     def look_ahead(self, queue: Iterable[Sequence]) -> None:
-        """Start what the first waiting requests lack, in order, until the window is full."""
+        """Start what the first waiting requests lack, in order, until the window is full. Those behind it
+        that lack nothing are not to wait for that."""
+        room = True
         for seq in islice(queue, self._look):
-            if not seq.fetch_decided and not self._decide(seq):
-                return
+            if not seq.fetch_decided:
+                room = self._decide(seq, room) and room
 
-    def _decide(self, seq: Sequence) -> bool:
-        """Decide once per wait; False where the window is full and it must be asked again.
+    def _decide(self, seq: Sequence, room: bool) -> bool:
+        """Decide once per wait; False where there is no room in the window and it must be asked again.
 
         A fetch begins where L2's copy ends, because L2 holds no page without its parents; it is worth
         what it brings beyond L1.
@@ -102,7 +104,7 @@ class Prefetcher:
         elif not self._estimates.choose_fetch(pages, gain, page):
             self.counters.not_worth += 1
             seq.fetch_decided = True
-        elif self._held and self._held + pages > self._window:
+        elif not room or (self._held and self._held + pages > self._window):
             return False
         else:
             seq.fetch_decided = True
@@ -132,14 +134,17 @@ class Prefetcher:
     # -- waiting ----------------------------------------------------------------------------------
 
     def must_wait(self, seq: Sequence, now: float) -> bool:
-        """Whether the policy keeps a request waiting for its fetch."""
+        """Whether the policy keeps a request waiting for its fetch, or for room to begin it."""
+        if self._policy is Prefetch.BEST_EFFORT:
+            return False
         flight = self._by_id.get(seq.fetch) if seq.fetch is not None else None
-        if flight is None or flight.done or self._policy is Prefetch.BEST_EFFORT:
+        if seq.fetch_decided and (flight is None or flight.done):
             return False
         return self._policy is Prefetch.WAIT_COMPLETE or now - seq.arrival < self._timeout
 
     def leave(self, seq: Sequence) -> None:
         """A request is admitted or has ended: it waits for nothing any more."""
+        seq.fetch_decided = True
         if seq.fetch is None:
             return
         flight = self._by_id.get(seq.fetch)
