@@ -75,7 +75,7 @@ async def test_a_group_is_taken_as_a_whole_or_not_at_all() -> None:
         assert engine.open_requests == 0
         with pytest.raises(HotprefixError, match="TypeError: a bug"):
             await engine.submit([ask("c", loops.BUG)])
-        assert (await collect(engine, ask("a")))[-1].finish is Finish.LENGTH
+        assert (await collect(engine, ask("d")))[-1].finish is Finish.LENGTH
         assert (await engine.stats()).running == 0
 
 
@@ -233,31 +233,47 @@ async def test_stop_ends_the_process_and_open_requests() -> None:
 
 
 PARENT = """
-import asyncio, os, signal
+import asyncio, os, signal, sys
 from hotprefix.engine.client import AsyncEngine
 from tests.support import loops
 
+kept = []
+
 async def main():
-    engine = AsyncEngine(None, loops.build)
-    await engine.start()
+    engine = AsyncEngine(None, loops.{build})
+    kept.append(engine)
+    starting = asyncio.create_task(engine.start())
+    {wait}
     print(engine.pid, flush=True)
     {then}
 
 if __name__ == "__main__":
     asyncio.run(main())
 """
+STARTED = "await starting"
+LOADING = "while engine.pid is None: await asyncio.sleep(0.01)"
 
 
-@pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit(4)"])
-def test_the_child_never_outlives_its_parent(then: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("build", "wait", "then"),
+    [
+        ("build", STARTED, "os.kill(os.getpid(), signal.SIGKILL)"),
+        ("build", STARTED, "raise SystemExit(4)"),
+        ("build", STARTED, "pass"),
+        ("build_slow", LOADING, "await asyncio.sleep(1); os.kill(os.getpid(), signal.SIGKILL)"),
+    ],
+)
+def test_the_child_never_outlives_its_parent(build: str, wait: str, then: str, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(PARENT.format(then=then), encoding="utf-8")
-    here = {**os.environ, "PYTHONPATH": os.getcwd()}
+    script.write_text(PARENT.format(build=build, wait=wait, then=then), encoding="utf-8")
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [sys.executable, str(script)], env=here, capture_output=True, timeout=200, check=False
+        [sys.executable, str(script)], env=here, capture_output=True, timeout=100, check=False
     )
     pid = int(done.stdout)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < end
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            pytest.fail("the child lives on")
         time.sleep(0.05)
