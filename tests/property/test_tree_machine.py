@@ -250,11 +250,14 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.namespaces == len({p[0] for p in held} | {p.space for p in self.pins})
 
     @invariant()
-    def a_current_match_is_still_the_longest(self) -> None:
-        """What a waiting request remembers and re-validates by one comparison."""
-        self.old = [entry for entry in self.old if entry[0].current][-20:]
+    def an_old_match_is_still_the_longest_or_leads_to_it(self) -> None:
+        """What a waiting request remembers, re-validates by one comparison and follows on from."""
+        self.old = self.old[-20:]
         for match, space, key, limit in self.old:
-            self.same(match, self.oracle.matched(space, key, max(limit, 0)))
+            expected = self.oracle.matched(space, key, max(limit, 0))
+            if match.current:
+                self.same(match, expected)
+            self.same(self.tree.lookup_again(match, space, key, limit), expected)
 
     def teardown(self) -> None:
         if not hasattr(self, "tree"):

@@ -3,7 +3,8 @@
 Rules: a node's key is the token bytes of its pages, page-aligned, never empty except at a root. What
 a walk finds is a frozen `Match`; walking changes nothing. `version` grows whenever what a match that
 ends in this node could see has changed (split, child added or removed, tail evicted, node gone), so
-"is this match still the longest?" is one comparison (kernel.md: memoise and re-validate).
+"is this match still the longest?" is one comparison (kernel.md: memoise and re-validate). `cuts` grows
+with those of them that touch the node's own run: while it stands still, a match need only be followed on.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Node:
     """
 
     __slots__ = (
-        "children", "created", "digest", "hits", "in_heap", "key", "last_access", "namespace", "pages",
-        "parent", "pins", "planned", "priority", "serial", "version",
+        "children", "created", "cuts", "digest", "hits", "in_heap", "key", "last_access", "namespace",
+        "pages", "parent", "pins", "planned", "priority", "serial", "version",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,7 @@ class Node:
         self.priority = 0
         self.in_heap = False
         self.version = 0
+        self.cuts = 0
         self.digest: bytes | None = None
 
     @property
@@ -87,18 +89,29 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Match:
     """The longest indexed prefix of a key: `pages` pages, of which the last `planned` are only being
-    computed by the step in flight. Ends `inside` pages into `node` (its version: `version`)."""
+    computed by the step in flight. Ends `inside` pages into `node` (as of `version` and `cuts`)."""
 
     node: Node
     inside: int
     pages: int
     planned: int
     version: int
+    cuts: int
 
     @property
     def current(self) -> bool:
         """True while nothing that could lengthen or shorten the match has happened."""
         return self.version == self.node.version
+
+    @property
+    def intact(self) -> bool:
+        """True while what was matched is still there; more may follow by now."""
+        return self.cuts == self.node.cuts
+
+
+def match_at(node: Node, inside: int, pages: int) -> Match:
+    """The match of `pages` pages that ends `inside` pages into a node, as of now."""
+    return Match(node, inside, pages, _planned(node, inside), node.version, node.cuts)
 
 
 def walk(root: Node, above: int, key: bytes, start: int, end: int, page_bytes: int) -> Match:
@@ -117,7 +130,7 @@ def walk(root: Node, above: int, key: bytes, start: int, end: int, page_bytes: i
         inside = common_pages(key, at, run, min(end - at, len(run)), page_bytes)
         at += inside * page_bytes
         break
-    return Match(node, inside, above + (at - start) // page_bytes, _planned(node, inside), node.version)
+    return match_at(node, inside, above + (at - start) // page_bytes)
 
 
 def common_pages(key: bytes, at: int, run: bytes, length: int, page_bytes: int) -> int:

@@ -24,11 +24,15 @@ class Tables:
         self._page = l1.page_size
 
     def lookup(self, seq: Sequence) -> Match | None:
-        """The longest usable prefix of a waiting sequence's target; memoised, re-validated in O(1)."""
+        """The longest usable prefix of a waiting sequence's target; memoised, re-validated in O(1), and
+        followed on from where it ended as long as that is still there."""
         memo = seq.memo
         if memo is None or not memo.current:
-            limit = seq.reuse_limit // self._page
-            memo = self._l1.tree.lookup(seq.request.namespace, seq.target_key, limit)
+            tree, limit = self._l1.tree, seq.reuse_limit // self._page
+            key, namespace = seq.target_key, seq.request.namespace
+            memo = (
+                tree.lookup_again(memo, namespace, key, limit) if memo else tree.lookup(namespace, key, limit)
+            )
             seq.memo = memo
         return memo
 

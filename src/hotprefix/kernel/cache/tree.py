@@ -16,7 +16,7 @@ from typing import Protocol
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.evict import EvictionHeap, LeafView, SortKey
-from hotprefix.kernel.cache.node import Match, Node, walk
+from hotprefix.kernel.cache.node import Match, Node, match_at, walk
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
@@ -78,6 +78,14 @@ class PrefixTree:
             return None
         end = min(limit, len(key) // self.page_bytes) * self.page_bytes
         return walk(root, 0, key, 0, end, self.page_bytes)
+
+    def lookup_again(self, match: Match, namespace: Namespace, key: bytes, limit: int) -> Match | None:
+        """As `lookup`, of the key and limit that gave `match`; only what may have changed is compared."""
+        if not match.intact:
+            return self.lookup(namespace, key, limit)
+        if match.inside < len(match.node.pages):
+            return match_at(match.node, match.inside, match.pages)
+        return self.lookup_from(match.node, match.pages, key, limit)
 
     def lookup_from(self, handle: Node, above: int, key: bytes, limit: int) -> Match:
         """As `lookup`, from a pinned node that is known to end at page `above` of this key."""
@@ -263,6 +271,7 @@ class PrefixTree:
         node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[at:]
         upper.children[node.key[: self.page_bytes]] = node
         node.version += 1
+        node.cuts += 1
         self.nodes += 1
         if upper.planned:
             self._planned.append(upper)
@@ -322,7 +331,9 @@ class PrefixTree:
         parent.last_access = max(parent.last_access, node.last_access)
         parent.digest = node.digest
         parent.version += 1
+        parent.cuts += 1
         node.version += 1
+        node.cuts += 1
         node.pages, node.pins, node.children = [], 0, {}
         self.nodes -= 1
         return parent
@@ -347,6 +358,7 @@ class PrefixTree:
             self.watch.removing(leaf, count)
         self.total_pages -= count
         leaf.version += 1
+        leaf.cuts += 1
         keep = len(leaf.pages) - count
         if keep:
             leaf.pages = leaf.pages[:keep]
@@ -372,6 +384,7 @@ class PrefixTree:
     def _drop_root_if_empty(self, root: Node) -> None:
         if not root.children and not root.pins:
             root.version += 1
+            root.cuts += 1
             self._roots.pop(root.namespace, None)
 
     # -- inspection -------------------------------------------------------------------------------
