@@ -17,8 +17,8 @@ KEY, OTHER = "sk-first-key-äö", "sk-second"
 CONFIG = ServerConfig(key_digests=ServerConfig.digests([KEY, OTHER]), isolate_keys=True)
 ROUTES = [
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/fake", "/tokenize", "/detokenize",
-    "/metrics", "/server_info", "/flush_cache", "/reset_prefix_cache", "/version", "/nope", "/", "/v1",
-    "/health/", "//health", "/Health",
+    "/metrics", "/server_info", "/flush_cache", "/reset_prefix_cache", "/version", "/nope", "/live.json",
+    "/live.json/", "/v1", "/health/", "/v1//health", "/Health",
 ]  # fmt: skip
 WRONG = [
     None, "", "Bearer", "Bearer ", "Bearer sk", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}", KEY,
@@ -53,6 +53,14 @@ async def test_case_151_options_is_204_without_a_key(route: str) -> None:
     assert (answer.status_code, answer.content) == (204, b"")
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
     assert "authorization" in answer.headers["access-control-allow-headers"]
+
+
+async def test_the_page_needs_no_key_and_nothing_else_at_its_place() -> None:
+    async with client(FakeEngine(), CONFIG) as http:
+        for method in ("GET", "HEAD"):
+            assert (await http.request(method, "/")).status_code == 200
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert (await http.request(method, "/")).status_code == 401
 
 
 async def test_health_needs_no_key() -> None:

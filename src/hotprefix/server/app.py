@@ -19,6 +19,7 @@ from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError, answer
 from hotprefix.server.generation import Engine
 from hotprefix.server.guard import Guard
+from hotprefix.server.live import Live
 from hotprefix.server.service import Service
 from hotprefix.server.text import Text
 
@@ -27,7 +28,7 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
     """The ASGI application over an engine. `app.state.service` is its `Service`; set its `text` when the
     tokenizer is loaded, if that is later."""
     service = Service(engine, config, text)
-    admin = Admin(service)
+    admin, live = Admin(service), Live(service)
     both = ["GET", "POST"]
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
@@ -36,6 +37,8 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
         Route("/v1/models/{name:path}", admin.model),
         Route("/tokenize", admin.tokenize, methods=["POST"]),
         Route("/detokenize", admin.detokenize, methods=["POST"]),
+        Route("/", live.page),
+        Route("/live.json", live.data),
         Route("/health", admin.health),
         Route("/metrics", admin.metrics),
         Route("/server_info", admin.server_info),

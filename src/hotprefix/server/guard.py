@@ -1,8 +1,9 @@
 """Who may come in. Owns: API keys, cross-origin answers, request ids and the gate that drains.
 
-Rules: with keys set every route needs one, unknown routes too, except OPTIONS and /health. A key is
-compared by digest against all keys in constant time and is never kept, logged or shown. Pages of other
-origins may call only where `cors_origin` matches; without that a web page could use a local server.
+Rules: with keys set every route needs one, unknown routes too, except OPTIONS, /health and the page at
+/, which is the same for everybody and holds no data. A key is compared by digest against all keys in
+constant time and is never kept, logged or shown. Pages of other origins may call only where `cors_origin`
+matches; without that a web page could use a local server.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hotprefix.server.config import ServerConfig, key_digest
 from hotprefix.server.errors import ApiError, response_of
 
 OPEN_PATHS = frozenset({"/health"})
+PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
 
 
@@ -67,7 +69,7 @@ class Guard:
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})
             return
-        if self._config.key_digests and scope["path"] not in OPEN_PATHS:
+        if self._config.key_digests and not _open(scope):
             key = _bearer(headers)
             if key is None or not self._known(key):
                 await response_of(_refusal(key is not None))(scope, receive, send)
@@ -107,6 +109,11 @@ class Guard:
             await send(message)
 
         return stamped
+
+
+def _open(scope: Scope) -> bool:
+    page = scope["path"] == PAGE_PATH and scope["method"] in PAGE_METHODS
+    return page or scope["path"] in OPEN_PATHS
 
 
 def _bearer(headers: Headers) -> bytes | None:
