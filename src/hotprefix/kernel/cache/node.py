@@ -89,7 +89,8 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Match:
     """The longest indexed prefix of a key: `pages` pages, of which the last `planned` are only being
-    computed by the step in flight. Ends `inside` pages into `node` (as of `version` and `cuts`)."""
+    computed by the step in flight. Ends `inside` pages into `node` (as of `version` and `cuts`); whole:
+    that is the node's end."""
 
     node: Node
     inside: int
@@ -97,6 +98,7 @@ class Match:
     planned: int
     version: int
     cuts: int
+    whole: bool
 
     @property
     def current(self) -> bool:
@@ -111,7 +113,8 @@ class Match:
 
 def match_at(node: Node, inside: int, pages: int) -> Match:
     """The match of `pages` pages that ends `inside` pages into a node, as of now."""
-    return Match(node, inside, pages, _planned(node, inside), node.version, node.cuts)
+    whole = inside == len(node.pages)
+    return Match(node, inside, pages, _planned(node, inside), node.version, node.cuts, whole)
 
 
 def walk(root: Node, above: int, key: bytes, start: int, end: int, page_bytes: int) -> Match:

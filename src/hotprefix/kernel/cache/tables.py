@@ -27,7 +27,7 @@ class Tables:
         """The longest usable prefix of a waiting sequence's target; memoised, re-validated in O(1), and
         followed on from where it ended as long as that is still there."""
         memo = seq.memo
-        if memo is None or not memo.current:
+        if memo is None or memo.version != memo.node.version:
             tree, limit = self._l1.tree, seq.reuse_limit // self._page
             key, namespace = seq.target_key, seq.request.namespace
             memo = (

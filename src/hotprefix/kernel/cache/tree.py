@@ -83,7 +83,7 @@ class PrefixTree:
         """As `lookup`, of the key and limit that gave `match`; only what may have changed is compared."""
         if not match.intact:
             return self.lookup(namespace, key, limit)
-        if match.inside < len(match.node.pages):
+        if not match.whole:
             return match_at(match.node, match.inside, match.pages)
         return self.lookup_from(match.node, match.pages, key, limit)
 
@@ -103,8 +103,11 @@ class PrefixTree:
         """Make the matched pages the most recently used ones; pages below the match gain nothing, and
         no use is counted."""
         if match.pages:
+            node = match.node
+            if match.version != node.version or not match.whole:
+                node = self._end_of(match)
             self._tick += 1
-            self._end_of(match).last_access = self._tick
+            node.last_access = self._tick
 
     def use(self, match: Match, priority: int = 0) -> None:
         """A request takes the matched pages: they become most recent, and the use is counted."""
@@ -252,7 +255,7 @@ class PrefixTree:
         """The node that ends exactly where the match ends, after a split if need be."""
         if not match.current:
             raise ProtocolError("a match from before a change of the tree was used")
-        if match.inside == len(match.node.pages):
+        if match.whole:
             return match.node
         return self._split(match.node, match.inside)
 

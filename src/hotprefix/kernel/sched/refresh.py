@@ -46,13 +46,14 @@ class QueueRefresh:
         self._passes += 1
         if self._passes % self._s.config.refresh_every:
             return
-        tables, tree, count = self._s.tables, self._s.l1.tree, self._s.counters
-        count.refresh_passes += 1
+        lookup, touch, touched = self._s.tables.lookup, self._s.l1.tree.touch, 0
         for seq in reversed(self._first_waiting()):
-            match = tables.lookup(seq)
+            match = lookup(seq)
             if match is not None and match.pages:
-                tree.touch(match)
-                count.refresh_touches += 1
+                touch(match)
+                touched += 1
+        self._s.counters.refresh_passes += 1
+        self._s.counters.refresh_touches += touched
 
     def _first_waiting(self) -> list[Sequence]:
         return list(islice(self._s.queue, self._s.config.refresh_window))
