@@ -54,6 +54,7 @@ class HostPool:
         self.links = LinkCounters()
         try:
             self._memory: npt.NDArray[np.uint8] = np.empty((pages, self.page_bytes), dtype=np.uint8)
+            self._memory.fill(0)  # the first touch of memory costs many times a copy: not inside a step
         except MemoryError as error:
             raise ConfigError(
                 f"no host memory for {pages} KV pages: ask for fewer L2 tokens", param="l2_tokens"
