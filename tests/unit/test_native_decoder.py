@@ -75,8 +75,13 @@ def test_equals_the_operations_one_by_one(
         x = ops.add_norm(x, residual, layers[1].input_norm if i == 0 else final, EPS)
 
     stack = ops.prepare_layers(layers, final, SHAPE, EPS, SCALE)
+    fresh = embedded.clone(), pools.clone()
     got = stack.run(embedded, cos, sin, batch, list(pools[0]), list(pools[1]))
     assert torch.equal(got, x)
+    keep = torch.tensor([0, 7, 50, batch.tokens - 1])
+    some = stack.run(fresh[0], cos, sin, batch, list(fresh[1][0]), list(fresh[1][1]), keep)
+    assert torch.equal(some, x[keep])
+    assert torch.equal(fresh[1], expected_pools)
     assert torch.equal(pools, expected_pools)
     assert torch.equal(embedded, residual)
 
@@ -100,3 +105,6 @@ def test_wrong_layers_and_pools_are_refused(ops: NativeOps) -> None:
         stack.run(
             embedded, table, table, dataclasses.replace(batch, slots=torch.tensor([rows])), pools, pools
         )
+    for keep in ([], [1], [-1], [0, 0]):
+        with pytest.raises(ValueError, match="keep"):
+            stack.run(embedded, table, table, batch, pools, pools, torch.tensor(keep, dtype=torch.int64))

@@ -103,12 +103,16 @@ class TorchExecutor:
 
     def _run(self, chunks: Sequence[Chunk], restore_s: float) -> StepResult:
         batch = self._batch(chunks)
-        states = self._decoder.hidden(batch, self._pool)
+        scoring = any(chunk.request in self._scores for chunk in chunks)
+        # Each chunk's last row: what samples, and what shows that nothing before it was not finite.
+        last = batch.query_starts[1:].long() - 1
+        states = self._decoder.hidden(batch, self._pool, None if scoring else last)
         _require_finite(states, "hidden states")
         sampled: Mapping[RequestId, Sampled] = {}
         rows = [chunk.request for chunk in chunks if chunk.samples]
         if rows:
-            logits = self._decoder.logits(states[batch.logit_rows])
+            samples = torch.tensor([chunk.samples for chunk in chunks], device=states.device)
+            logits = self._decoder.logits(states[last][samples] if scoring else states[samples])
             _require_finite(logits, "logits")
         scores = self._score_prompts(chunks, states, batch)
         if rows:  # last: a step that fails must not have moved any request's sampling state

@@ -48,19 +48,20 @@ class Decoder:
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """Write the batch's KV and return float32[L, V] logits of `batch.logit_rows`."""
-        return self.logits(self.hidden(batch, pool)[batch.logit_rows])
+        return self.logits(self.hidden(batch, pool, batch.logit_rows))
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, pool: KVPool) -> Tensor:
-        """Write the batch's KV and return the final-normed states [T, hidden]."""
+    def hidden(self, batch: Batch, pool: KVPool, keep: Tensor | None = None) -> Tensor:
+        """Write the batch's KV and return the final-normed states [K, hidden] of the rows in `keep`, int64[K]
+        ascending; None = all T. The others are not computed past the last layer's keys and values."""
         cos, sin = self._rope(batch.positions)
         residual = self._embedding.index_select(0, batch.token_ids)
         if self._stack is not None:
-            return self._stack.run(residual, cos, sin, batch, pool.keys, pool.values)
-        return self._layer_by_layer(residual, cos, sin, batch, pool)
+            return self._stack.run(residual, cos, sin, batch, pool.keys, pool.values, keep)
+        return self._layer_by_layer(residual, cos, sin, batch, pool, keep)
 
     def _layer_by_layer(
-        self, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch, pool: KVPool
+        self, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch, pool: KVPool, keep: Tensor | None
     ) -> Tensor:
         ops, config, eps = self._ops, self.config, self.config.norm_eps
         shape = config.shape
@@ -73,8 +74,10 @@ class Decoder:
                 ops.linear(x, layer.qkv), shape, *turn, layer.q_norm, layer.k_norm, eps,
                 keys, values, batch.slots,
             )  # fmt: skip
-            attended = ops.attention(q, keys, values, batch, self._scale, layer.window)
-            x = ops.linear(attended.view(batch.tokens, -1), layer.output)
+            attended = ops.attention(q, keys, values, batch, self._scale, layer.window).view(batch.tokens, -1)
+            if keep is not None and i + 1 == config.layers:
+                attended, residual = attended[keep], residual[keep]
+            x = ops.linear(attended, layer.output)
             x = ops.add_norm(x, residual, layer.middle_norm, eps)
             x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
             after = self._layers[i + 1].input_norm if i + 1 < config.layers else self._final_norm

@@ -5,6 +5,7 @@
  * the time. All of a layer's keys and values are written before its attention reads any.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "attention.h"
 #include "linear.h"
@@ -26,10 +27,14 @@ struct hp_decoder {
     int bf16;
 };
 
-/* What one step brings: rows tokens; slots, cos and sin as in rows.h; keys[i], values[i] layer i's pool. */
+/* What one step brings: rows tokens; slots, cos and sin as in rows.h; keys[i], values[i] layer i's pool.
+ * kept: the rows, ascending, whose final states are wanted (kept_rows of them); NULL: all. Nothing reads
+ * the others once the last layer's keys and values are written, so its second half skips them. */
 struct hp_step {
     const struct hp_batch *batch;
     size_t rows, pool_rows;
+    const int64_t *kept;
+    size_t kept_rows;
     const int64_t *slots;
     const float *cos, *sin;
     void *const *keys, *const *values;
@@ -40,7 +45,15 @@ struct buffers {
     void *x, *wide, *q, *attended; /* [rows, hidden], [rows, widest projection], twice [rows, heads * head_dim] */
 };
 
-static int attend(const struct hp_decoder *model, const struct hp_step *step, size_t i, const struct buffers *buffers) {
+/* Moves the kept rows of data to its start; row: bytes of one. */
+static void keep_rows(const struct hp_step *step, void *data, size_t row) {
+    for (size_t k = 0; k < step->kept_rows; k++)
+        memmove((char *)data + k * row, (char *)data + (size_t)step->kept[k] * row, row);
+}
+
+/* Attention of layer i. rows: in, the step's; out, those that are still wanted. */
+static int attend(const struct hp_decoder *model, const struct hp_step *step, size_t i, const struct buffers *buffers,
+                  void *residual, size_t *rows) {
     const struct hp_layer *layer = &model->layers[i];
     struct hp_rope rope = {
         .heads = model->heads, .kv_heads = model->kv_heads, .head_dim = model->head_dim, .eps = model->eps,
@@ -50,6 +63,7 @@ static int attend(const struct hp_decoder *model, const struct hp_step *step, si
     struct hp_attention shape = {model->heads, model->kv_heads, model->head_dim,
                                  model->scale, layer->window,   model->bf16};
     int bf16 = model->bf16, threads = step->threads;
+    size_t element = bf16 ? 2 : 4;
     int failed = hp_linear_run(&layer->qkv, buffers->x, step->rows, buffers->wide, bf16, threads);
     if (!failed)
         failed = hp_rope_write(&rope, buffers->wide, step->slots, buffers->q, step->keys[i], step->values[i],
@@ -57,19 +71,24 @@ static int attend(const struct hp_decoder *model, const struct hp_step *step, si
     if (!failed)
         failed = hp_attention_run(&shape, step->batch, buffers->q, step->keys[i], step->values[i],
                                   buffers->attended, threads);
-    if (!failed) failed = hp_linear_run(&layer->output, buffers->attended, step->rows, buffers->x, bf16, threads);
+    if (!failed && step->kept && i + 1 == model->count) {
+        keep_rows(step, buffers->attended, model->heads * model->head_dim * element);
+        keep_rows(step, residual, model->hidden * element);
+        *rows = step->kept_rows;
+    }
+    if (!failed) failed = hp_linear_run(&layer->output, buffers->attended, *rows, buffers->x, bf16, threads);
     return failed;
 }
 
-static int feed_forward(const struct hp_decoder *model, const struct hp_step *step, size_t i,
+static int feed_forward(const struct hp_decoder *model, size_t rows, int threads, size_t i,
                         const struct buffers *buffers) {
     const struct hp_layer *layer = &model->layers[i];
-    int bf16 = model->bf16, threads = step->threads;
-    char *activated = (char *)buffers->wide + step->rows * 2 * model->inner * (bf16 ? 2 : 4);
-    int failed = hp_linear_run(&layer->gate_up, buffers->x, step->rows, buffers->wide, bf16, threads);
+    int bf16 = model->bf16;
+    char *activated = (char *)buffers->wide + rows * 2 * model->inner * (bf16 ? 2 : 4);
+    int failed = hp_linear_run(&layer->gate_up, buffers->x, rows, buffers->wide, bf16, threads);
     if (failed) return failed;
-    hp_silu_mul(buffers->wide, activated, step->rows, model->inner, bf16, threads);
-    return hp_linear_run(&layer->down, activated, step->rows, buffers->x, bf16, threads);
+    hp_silu_mul(buffers->wide, activated, rows, model->inner, bf16, threads);
+    return hp_linear_run(&layer->down, activated, rows, buffers->x, bf16, threads);
 }
 
 static int run_layers(const struct hp_decoder *model, const struct hp_step *step, void *residual, void *states,
@@ -80,16 +99,16 @@ static int run_layers(const struct hp_decoder *model, const struct hp_step *step
     for (size_t i = 0; i < model->count && !failed; i++) {
         int last = i + 1 == model->count;
         const float *next = last ? model->final_norm : model->layers[i + 1].input_norm;
-        if ((failed = attend(model, step, i, buffers))) break;
+        if ((failed = attend(model, step, i, buffers, residual, &rows))) break;
         hp_norm(buffers->x, residual, model->layers[i].middle_norm, model->eps, buffers->x, rows, hidden, bf16, threads);
-        if ((failed = feed_forward(model, step, i, buffers))) break;
+        if ((failed = feed_forward(model, rows, threads, i, buffers))) break;
         hp_norm(buffers->x, residual, next, model->eps, last ? states : buffers->x, rows, hidden, bf16, threads);
     }
     return failed;
 }
 
-/* residual [rows, hidden]: the embedded tokens, overwritten. states [rows, hidden]: the last layer's
- * output, normed. Returns 0, or the status of the operation that failed. */
+/* residual [rows, hidden]: the embedded tokens, overwritten. states [kept_rows or rows, hidden]: the last
+ * layer's output, normed. Returns 0, or the status of the operation that failed. */
 int hp_decoder_run(const struct hp_decoder *model, const struct hp_step *step, void *residual, void *states) {
     size_t element = model->bf16 ? 2 : 4, q_width = model->heads * model->head_dim;
     size_t qkv_width = q_width + 2 * model->kv_heads * model->head_dim;

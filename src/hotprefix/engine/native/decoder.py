@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_void_p
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ class _Decoder(Structure):
 
 class _Step(Structure):
     _fields_ = (
-        ("batch", POINTER(BatchStruct)), ("rows", c_size_t), ("pool_rows", c_size_t), ("slots", c_void_p),
+        ("batch", POINTER(BatchStruct)), ("rows", c_size_t), ("pool_rows", c_size_t),
+        ("kept", c_void_p), ("kept_rows", c_size_t), ("slots", c_void_p),
         ("cos", c_void_p), ("sin", c_void_p), ("keys", c_void_p), ("values", c_void_p), ("threads", c_int),
     )  # fmt: skip
 
@@ -88,10 +90,11 @@ class NativeStack:
 
     def run(
         self, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch, keys: Sequence[Tensor],
-        values: Sequence[Tensor],
+        values: Sequence[Tensor], keep: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """residual [T, hidden] (overwritten), cos and sin float32[T, D/2], keys[i] and values[i] layer i's
-        pool -> the last layer's output after the final norm, [T, hidden]. Raises ValueError."""
+        pool, keep int64[K] ascending rows (None: all) -> the last layer's output after the final norm,
+        [K, hidden]. Raises ValueError."""
         tokens, count = residual.shape[0], len(self._layers)
         table = (tokens, self._shape.head_dim // 2)
         pool = (keys[0].shape[0], self._shape.kv_heads, self._shape.head_dim)
@@ -101,12 +104,25 @@ class NativeStack:
         pools = [
             (c_void_p * count)(*[check(p, "pool", pool, self._dtype) for p in ps]) for ps in (keys, values)
         ]
+        kept, kept_rows = self._kept_rows(keep, tokens)
         step = _Step(
-            ctypes.pointer(lists), tokens, pool[0], check(batch.slots, "slots", (tokens,), torch.int64),
+            ctypes.pointer(lists), tokens, pool[0], kept, kept_rows,
+            check(batch.slots, "slots", (tokens,), torch.int64),
             check(cos, "cos", table, torch.float32), check(sin, "sin", table, torch.float32),
             ctypes.addressof(pools[0]), ctypes.addressof(pools[1]), torch.get_num_threads(),
         )  # fmt: skip
         at = check(residual, "residual", (tokens, self._hidden), self._dtype)
-        states = torch.empty_like(residual)
+        states = residual.new_empty((tokens if keep is None else keep.shape[0], self._hidden))
         raise_for(self._run(byref(self._model), byref(step), at, states.data_ptr()))
         return states
+
+    @staticmethod
+    def _kept_rows(keep: Tensor | None, tokens: int) -> tuple[int | None, int]:
+        """Address and count for C, which moves rows in place and so needs them ascending."""
+        if keep is None:
+            return None, 0
+        at = check(keep, "keep", (keep.shape[0],), torch.int64)
+        rows = keep.tolist()
+        if not rows or rows[0] < 0 or rows[-1] >= tokens or any(a >= b for a, b in pairwise(rows)):
+            raise ValueError(f"keep: give ascending rows from 0 to {tokens - 1}")
+        return at, len(rows)
