@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from hotprefix.engine.messages import EngineStats, Generate, HotPrefix, Insight, Links, Observed
 from hotprefix.engine.params import SamplingParams
@@ -227,3 +230,14 @@ def test_an_observer_that_raises_is_switched_off_and_hurts_nobody(caplog: pytest
     assert wall.stats() == Observed(failed="ValueError: broken")
     assert wall.hottest(0.0) == ()
     assert "switched off" in caplog.text
+
+
+def test_the_docs_name_every_metric_and_no_other() -> None:
+    metrics = Metrics()
+    stats = dataclasses.replace(STATS, insight=numbered()[0])
+    metrics.engine.update("m", stats, up=True, restarts=0)
+    families = text_string_to_metric_families(metrics.text().decode())
+    names = {f.name + ("_total" if f.type == "counter" else "") for f in families}
+    names = {name for name in names if not name.endswith("_created")}
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert set(re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)) == names

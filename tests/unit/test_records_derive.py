@@ -235,6 +235,26 @@ def test_a_restore_whose_step_failed_is_no_restore() -> None:
     assert row.first_use == 5.0
 
 
+def test_a_request_that_is_aborted_in_its_first_step_has_run() -> None:
+    """Its end comes before the step's own record, and its prefill was never done."""
+    records: list[sc.Record] = [
+        header(), enqueue(1.0, 32), admit(2.0, 32, 32), started(2.0, 32, 32), end(3.0, 32, 8), stepped(3.0),
+    ]  # fmt: skip
+    row = rows_of(records)[0]["a"]
+    assert (row.ran_tokens, row.first_use, row.retained, row.recomputed) == (64, 3.0, 32, 0)
+
+
+def test_a_second_start_of_which_nothing_is_known_is_not_taken_for_the_first() -> None:
+    records: list[sc.Record] = [
+        header(), enqueue(1.0, 32), admit(2.0, 16, 32, 16), started(2.0, 32, 16),
+        sc.Retract(t=3.0, request="a", reason="step 1 failed", lost=0), stepped(3.0, ok=False),
+        admit(4.0, 16, 32, 16, again=True), sc.Start(t=4.0, request="a", step=2, cached=32), stepped(5.0),
+        end(6.0),
+    ]  # fmt: skip
+    row = rows_of(records)[0]["a"]
+    assert (row.retained, row.restored_host, row.recomputed) == (16, None, None)
+
+
 def test_what_was_not_measured_is_absent() -> None:
     records: list[sc.Record] = [header(), enqueue(1.0, 32), end(2.0, computed=0)]
     row = rows_of(records)[0]["a"]
@@ -262,8 +282,8 @@ def test_a_new_run_ends_what_was_open_and_a_lost_record_keeps_nobody() -> None:
         enqueue(0.6, 0, "gone"),
     ]  # fmt: skip
     derivation = Derivation()
-    found = [(row.run, row.request, row.outcome) for r in records for row in derivation.feed(r)]
-    assert found == [("a", "a", "stop"), ("a", "gone", "open")]
+    found = [[(row.run, row.request, row.outcome) for row in derivation.feed(r)] for r in records]
+    assert found == [[], [], [], [], [("a", "a", "stop")], [("a", "gone", "open")], []]
     assert [(row.run, row.request) for row in derivation.finish()] == [("b", "gone")]
 
 

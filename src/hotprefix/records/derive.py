@@ -186,9 +186,12 @@ class Derivation:
         """Where the restored tokens of an admission lie: its own end where it starts to compute, and those
         from L3 are its last."""
         one = self._open.get(r.request)
-        if one is not None and not one.executed and one.admitted is not None and r.restored_from is not None:
-            stop = max(r.restored_to or 0, r.restored_from)
-            one.restore = (r.restored_from, stop - min(one.admitted.restored_storage, stop), stop)
+        if one is None or one.executed or one.admitted is None:
+            return
+        one.restore = None
+        if r.restored_from is not None and r.restored_to is not None:
+            storage = one.admitted.restored_storage
+            one.restore = (r.restored_from, max(r.restored_from, r.restored_to - storage), r.restored_to)
 
     def _step(self, r: sc.Step) -> None:
         totals = self.totals
@@ -217,8 +220,6 @@ class Derivation:
             return
         one.waiting_since = r.t
         one.row.retractions += 1
-        if not one.executed:  # its step failed: what it restored was never used
-            one.restore = None
 
     def _first_token(self, r: sc.FirstToken) -> None:
         one = self._open.get(r.request)
