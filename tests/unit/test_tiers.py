@@ -243,6 +243,9 @@ def test_one_whose_pages_are_all_on_their_way_shares_the_fetch() -> None:
     assert d.step().cancels == ()
     d.run().assert_cold_equal()
     assert d.sources["short"] == (0, 0, 20)
+    host = d.kernel._s.host
+    assert host is not None
+    assert all(len(n.key) == 4 * PAGE * len(n.pages) for n in host.tier.tree.walk_nodes())
 
 
 def test_one_that_lacks_more_gets_all_of_it() -> None:
@@ -323,6 +326,15 @@ def test_a_slow_moment_does_not_rule_a_tier_out_for_ever() -> None:
         if any(tried):
             break
     assert 5 < len(tried) < 40
+    d = tiered(host=100, storage=False, compute_s_per_token=0.001, restore_s_per_page=0.0044)
+    d.submit("a", LONG, 1)
+    d.run()
+    for n in range(40):
+        d.kernel._s.l1.flush()
+        d.submit(f"r{n}", LONG, 1)
+        d.run()
+    first = next(n for n in range(40) if d.sources[f"r{n}"][1])
+    assert 5 < first < 40
 
 
 def test_below_the_minimum_size_nothing_moves() -> None:
@@ -356,6 +368,70 @@ def test_pages_beyond_what_l1_holds_come_although_l2_lacks_its_part() -> None:
     assert d.sources["b"] == (20, 0, 20)
 
 
+def lose_l2(d: Driver) -> None:
+    host = d.kernel._s.host
+    assert host is not None
+    host.tier.flush()
+    assert host.tier.occupancy().free == host.tier.occupancy().total
+
+
+def test_what_l1_holds_is_not_worth_a_fetch() -> None:
+    d = in_storage(tiered(min_fetch_pages=6), LONG)
+    d.submit("half", LONG[:21], 1)
+    d.run()
+    lose_l2(d)
+    d.submit("b", LONG, 1)
+    assert d.step().fetches == ()
+
+
+def test_pages_whose_parents_l2_has_lost_do_not_land() -> None:
+    """Nor is such a fetch shared by one that lacks the parents too."""
+    d = in_storage(tiered(), LONG)
+    d.submit("half", LONG[:21], 1)
+    d.run()
+    d.storage_delay = NEVER
+    d.submit("b", LONG, 1)
+    first = d.step().fetches[0]
+    assert len(first.keys) == 5
+    d.kernel._s.l1.flush()
+    lose_l2(d)
+    d.submit("c", LONG, 1)
+    second = d.step().fetches[0]
+    assert len(second.keys) == 10
+    d.land(first.id)
+    assert d.kernel.status().l2.free == 40  # type: ignore[union-attr]
+    d.step()
+    d.land(second.id)
+    d.run().assert_cold_equal()
+    assert d.sources["c"][2] + d.sources["c"][0] == 40
+
+
+def test_two_that_want_the_same_pages_restore_them_once() -> None:
+    d = tiered(pages=24, storage=False)
+    d.submit("a", LONG, 1)
+    d.run()
+    d.kernel._s.l1.flush()
+    d.submit("b", LONG, 1)
+    d.submit("c", [*LONG[:40], 77], 1)
+    d.run().assert_cold_equal()
+    assert moves(d)[1] == 10
+    assert (d.sources["b"], d.sources["c"]) == ((0, 40, 0), (40, 0, 0))
+
+
+def test_after_a_failed_step_pages_are_computed_not_copied_again() -> None:
+    """The copy may be what fails."""
+    d = tiered(pages=24, storage=False)
+    d.submit("a", LONG, 1)
+    d.run()
+    d.kernel._s.l1.flush()
+    d.submit("b", LONG, 1)
+    d.executor.fail_next = 1
+    assert len(d.step().restores) == 10
+    d.run().assert_cold_equal()
+    assert moves(d)[1] == 10
+    assert d.cached["b"] == 0
+
+
 # -- prefetches and the queue (176, 72) -----------------------------------------------------------
 
 
@@ -386,6 +462,18 @@ def test_later_prefetches_never_block_the_head(policy: Prefetch, delay: int) -> 
         assert sum(source[2] for name, source in d.sources.items() if name[0] == "q") == 20 * 40
     first = [f.request for p in d.plans for f in p.fetches]
     assert first == sorted(first, key=lambda name: int(name[1:])), "fetches start in queue order"
+
+
+def test_a_small_fetch_does_not_overtake_a_large_one_that_waits_for_room() -> None:
+    """Half of L2's 40 pages may be on their way: 10, then 15 find no room, and 5 are not to slip in."""
+    prompts = [[n, *range(4 * pages)] for n, pages in enumerate((10, 15, 5))]
+    d = in_storage(tiered(pages=64, max_running=1), *prompts)
+    d.storage_delay, d.storage_seconds = 3, 0.0
+    for n, prompt in enumerate(prompts):
+        d.submit(f"q{n}", prompt, 1)
+    d.run().assert_cold_equal()
+    assert [f.request for p in d.plans for f in p.fetches] == ["q0", "q1", "q2"]
+    assert [d.sources[f"q{n}"][2] for n in range(3)] == [40, 60, 20]
 
 
 def test_one_that_waits_for_l3_holds_no_page_of_l1() -> None:
@@ -435,13 +523,15 @@ def test_nobody_is_retracted_for_one_whose_pages_are_still_on_their_way() -> Non
 
 
 @pytest.mark.parametrize("write", list(Write))
-@pytest.mark.parametrize("early", [False, True])
-def test_a_flush_leaves_nothing_behind_in_l2(write: Write, early: bool) -> None:
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+def test_a_flush_leaves_nothing_behind_in_l2(write: Write, after: int) -> None:
     """Handed case 99: nor does write-back carry over what is flushed, nor do copies that have not begun."""
     d = tiered(write=write)
     d.submit("a", LONG, 1)
     d.submit("again", LONG, 1)
-    while not ("again" in d.finish if early else not d.kernel.has_work):
+    while "again" not in d.finish:
+        d.step()
+    for _ in range(after):  # copies to L2, then to L3, are on their way
         d.step()
     d.kernel.flush(d.now)
     assert not d.kernel.status().l1.total - d.kernel.status().l1.free
@@ -502,6 +592,13 @@ def test_an_l2_of_almost_no_pages(host: int, write: Write) -> None:
         d.run()
         evict_all(d) if n == 0 else d.kernel.flush(d.now)
     d.assert_cold_equal()
+
+
+def test_one_page_is_enough_of_an_l2_to_fetch_one() -> None:
+    d = in_storage(tiered(host=1, write=Write.THROUGH), LONG[:5])
+    d.submit("b", LONG[:5], 1)
+    d.run().assert_cold_equal()
+    assert d.sources["b"] == (0, 0, 4)
 
 
 def test_sources_and_events_say_the_same() -> None:
