@@ -106,7 +106,7 @@ class Derivation:
     header: sc.Header | None = None
     _open: dict[str, _Open] = field(default_factory=dict)
     _seen: dict[str, float] = field(default_factory=dict)
-    _fresh: list[_Open] = field(default_factory=list)
+    _fresh: dict[str, _Open] = field(default_factory=dict)
     _ended: dict[str, _Open] = field(default_factory=dict)
     _done: list[RequestRow] = field(default_factory=list)
 
@@ -132,7 +132,7 @@ class Derivation:
         """Rows of requests whose end the log does not hold."""
         for one in [*self._ended.values(), *self._open.values()]:
             yield one.row
-        self._open, self._ended, self._fresh = {}, {}, []
+        self._open, self._ended, self._fresh = {}, {}, {}
 
     def _new_run(self, header: sc.Header) -> Iterator[RequestRow]:
         """Another engine process: nothing of the one before goes on."""
@@ -180,7 +180,7 @@ class Derivation:
             row.retained = min(row.matched_at_enqueue, r.matched)
             self.totals.lost_waiting_tokens += max(0, row.hit_loss)
         if not one.executed:
-            self._fresh.append(one)
+            self._fresh[r.request] = one
 
     def _start(self, r: sc.Start) -> None:
         """Where the restored tokens of an admission lie: its own end where it starts to compute, and those
@@ -200,10 +200,10 @@ class Derivation:
         if r.ok:
             totals.prefill_tokens += r.prefill_tokens
             totals.decode_tokens += r.decode_tokens
-            for one in self._fresh:
+            for one in self._fresh.values():
                 if one.waiting_since is None:
                     _use(one, r.t)
-        self._fresh = []
+        self._fresh = {}
         self.on_step(r)
         for name in [n for n, one in self._ended.items() if one.ended_at < r.t]:
             self._done.append(self._ended.pop(name).row)  # the record of its sources is missing
@@ -232,6 +232,7 @@ class Derivation:
             return
         row = one.row
         one.ended_at = r.t
+        self._fresh.pop(r.request, None)
         self._ended[r.request] = one
         if r.computed:
             _use(one, r.t)
