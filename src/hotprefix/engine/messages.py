@@ -25,7 +25,7 @@ from hotprefix.kernel.sched.prefetch import PrefetchCounters
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Ask for one generation. salt: isolates the cache of a tenant. deadline: seconds from now after
-    which it is aborted (None = never). arrival: the client's `time.monotonic()`."""
+    which it is aborted (None = never)."""
 
     id: RequestId
     prompt: tuple[int, ...]
