@@ -18,7 +18,8 @@ from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.executor import Sampled
 from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.kvpool import KVPool
-from hotprefix.engine.loop import EngineLoop, TokensOnly
+from hotprefix.engine.live import TokensOnly
+from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo, Generate, Usage
 from hotprefix.engine.model.files import DEFAULT_MODEL, resolve_model
 from hotprefix.engine.model.loader import load_model

@@ -14,7 +14,8 @@ from hotprefix.bench.prompts import TextMaterial
 from hotprefix.bench.runner import PAGE, PAGES, Rig
 from hotprefix.engine.executor import Executor
 from hotprefix.engine.kvpool import KVPool
-from hotprefix.engine.loop import EngineLoop, TokensOnly
+from hotprefix.engine.live import TokensOnly
+from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.model.loader import load_model

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Protocol
 
-from hotprefix.engine.executor import Executor, StepResult, TokenLogprob
+from hotprefix.engine.executor import Executor, StepResult
 from hotprefix.engine.hostpool import HostPool
+from hotprefix.engine.live import Live, OutputText, output_limit
 from hotprefix.engine.messages import (
     Delta,
     EngineInfo,
@@ -23,14 +23,12 @@ from hotprefix.engine.messages import (
     Generate,
     Insight,
     Links,
-    Timing,
-    Usage,
 )
 from hotprefix.engine.observe import Observer, Wall
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates
 from hotprefix.engine.storage import Storage
-from hotprefix.errors import ContextLengthExceeded, InputError
+from hotprefix.errors import InputError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.events import Sink
@@ -42,52 +40,7 @@ IDLE_WAIT_S = 0.005
 DRAIN_S = 2.0
 
 
-class OutputText(Protocol):
-    """Turns one request's tokens into text that may be shown."""
-
-    def push(self, token: int) -> tuple[str, bool, str | None]:
-        """(new text, a stop string matched, which one)."""
-        ...
-
-    def flush(self) -> str:
-        """What was held back, at the request's end."""
-        ...
-
-
 MakeText = Callable[[SamplingParams], OutputText]
-
-
-class _Live:
-    """What the loop remembers of one request between its submission and its last delta."""
-
-    __slots__ = (
-        "admitted", "deadline", "first", "last", "logprobs", "message", "outputs", "prompt_logprobs",
-        "stop_reason", "submitted", "text", "unsent",
-    )  # fmt: skip
-
-    def __init__(self, message: Generate, text: OutputText, now: float) -> None:
-        self.message = message
-        self.text = text
-        self.submitted = now
-        self.deadline = None if message.deadline is None else now + message.deadline
-        self.admitted: float | None = None
-        self.first: float | None = None
-        self.last: float | None = None
-        self.outputs = 0
-        self.unsent = ""
-        self.stop_reason: str | int | None = None
-        self.logprobs: tuple[TokenLogprob, ...] = ()
-        self.prompt_logprobs: list[TokenLogprob] = []
-
-    def timing(self) -> Timing:
-        def between(start: float | None, end: float | None) -> float | None:
-            return None if start is None or end is None else end - start
-
-        return Timing(
-            between(self.submitted, self.admitted),
-            between(self.admitted, self.first),
-            between(self.first, self.last),
-        )
 
 
 class _Spent:
@@ -130,7 +83,7 @@ class EngineLoop:
         self._clock = clock
         self._host = host
         self._storage = storage
-        self._live: dict[RequestId, _Live] = {}
+        self._live: dict[RequestId, Live] = {}
         self._ended: list[Delta] = []
         self._generated = 0
         self._rates = Rates()
@@ -151,11 +104,13 @@ class EngineLoop:
         QueueFull; nothing is remembered then."""
         params = message.params
         params.check_vocab(self.info.vocab_size)
-        max_tokens = self._max_tokens(message)
+        if message.id in self._live:
+            raise InputError(f"request id {message.id!r} is in use", param="id")
+        max_tokens = output_limit(message, self.info)
         self._executor.start(message.id, message.prompt, params)
         now = self._clock()
         try:
-            live = _Live(message, self._make_text(params), now)
+            live = Live(message, self._make_text(params), now)
             request = self._request(message, max_tokens)
             self.kernel.submit(request, now)
         except Exception:
@@ -174,30 +129,6 @@ class EngineLoop:
             priority=message.priority,
             reuse_limit=0 if wants_prompt_logits else None,
         )
-
-    def _max_tokens(self, message: Generate) -> int:
-        """The request's output limit, by default what the context leaves (handed cases 71, 92)."""
-        if message.id in self._live:
-            raise InputError(f"request id {message.id!r} is in use", param="id")
-        bad = next((t for t in message.prompt if not 0 <= t < self.info.vocab_size), None)
-        if bad is not None:
-            raise InputError(
-                f"prompt holds token id {bad}: the model has ids 0 to {self.info.vocab_size - 1}",
-                param="prompt",
-            )
-        length, limit = len(message.prompt), self.info.max_model_len
-        if not length:
-            raise InputError("the prompt is empty: give at least one token", param="prompt")
-        room = limit - length
-        wanted = message.params.max_tokens
-        if room < max(1, wanted or 1):
-            asked = "at least 1 output" if wanted is None else f"max_tokens={wanted}"
-            raise ContextLengthExceeded(
-                f"the prompt has {length} tokens and {asked} was asked for; the context is {limit} tokens: "
-                f"shorten the prompt or lower max_tokens",
-                param="prompt" if room < 1 else "max_tokens",
-            )
-        return wanted if wanted is not None else room
 
     def abort(self, request_id: RequestId) -> None:
         """End a request; its terminal delta comes with the next `step`. Unknown ids are ignored: the
@@ -280,69 +211,22 @@ class EngineLoop:
             self._live[request].prompt_logprobs.extend(entries)
         stopped = set()
         for request, sampled in result.sampled.items():
-            live = self._live[request]
-            live.first = now if live.first is None else live.first
-            live.last = now
-            live.outputs += 1
-            live.logprobs = () if sampled.logprob is None else (sampled.logprob,)
-            if self._stops(live, sampled.token) or sampled.ended:
+            if self._live[request].take(sampled, self._eos, now):
                 stopped.add(request)
         tokens = {request: sampled.token for request, sampled in result.sampled.items()}
         return StepOutcome(sampled=tokens, stopped=frozenset(stopped), restore_s=result.restore_s)
 
-    def _stops(self, live: _Live, token: int) -> bool:
-        params = live.message.params
-        if live.outputs >= params.min_tokens:
-            named = token in params.stop_token_ids
-            if named or (token in self._eos and not params.ignore_eos):
-                live.stop_reason = token if named else None
-                if params.include_stop:
-                    live.unsent += live.text.push(token)[0]
-                return True
-        text, matched, reason = live.text.push(token)
-        live.unsent += text
-        live.stop_reason = reason if matched else None
-        return matched
-
     # -- answers ----------------------------------------------------------------------------------
 
     def _delta(self, progress: Progress) -> Delta:
+        self._generated += progress.token is not None
         if progress.finish is not None:
             return self._close(progress, progress.finish, progress.error)
-        return self._make(self._live[progress.request], progress, None, None)
+        return self._live[progress.request].delta(progress)
 
     def _close(self, progress: Progress, finish: Finish, error: str | None) -> Delta:
-        live = self._live.pop(progress.request)
-        if finish in (Finish.STOP, Finish.LENGTH):
-            live.unsent += live.text.flush()
         self._executor.finish(progress.request)
-        return self._make(live, progress, finish, error)
-
-    def _make(self, live: _Live, progress: Progress, finish: Finish | None, error: str | None) -> Delta:
-        message = live.message
-        tokens = () if progress.token is None else (progress.token,)
-        self._generated += len(tokens)
-        text, live.unsent = live.unsent, ""
-        logprobs, live.logprobs = live.logprobs, ()
-        first = live.outputs == len(tokens) and message.params.prompt_logprobs is not None
-        return Delta(
-            id=message.id,
-            text=text,
-            tokens=tokens,
-            usage=Usage(
-                len(message.prompt),
-                live.outputs,
-                cached_device=progress.cached - progress.host - progress.storage,
-                cached_host=progress.host,
-                cached_storage=progress.storage,
-            ),
-            finish=finish,
-            stop_reason=live.stop_reason if finish is Finish.STOP else None,
-            logprobs=logprobs,
-            prompt_logprobs=tuple(live.prompt_logprobs) if first else None,
-            error=error,
-            timing=live.timing() if finish is not None else None,
-        )
+        return self._live.pop(progress.request).delta(progress, finish, error)
 
     # -- the cache as a whole ---------------------------------------------------------------------
 
@@ -412,13 +296,3 @@ class EngineLoop:
             observed=replace(self._watch.stats(), sink_failed=kernel.sink_failure),
             hottest=self._watch.hottest(now),
         )
-
-
-class TokensOnly:
-    """An OutputText for clients that read token ids and no text (the bench)."""
-
-    def push(self, token: int) -> tuple[str, bool, str | None]:
-        return "", False, None
-
-    def flush(self) -> str:
-        return ""
