@@ -113,10 +113,12 @@ class Stack(Protocol):
         batch: Batch,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
+        keep: Tensor | None = None,
     ) -> Tensor:
         """residual [T, hidden]: the embedded tokens, overwritten; keys[i] and values[i]: layer i's pool,
-        written at `batch.slots`. Returns the last layer's output after the final norm, [T, hidden]: the
-        same numbers as the operations of `Ops` one by one."""
+        written at `batch.slots`; keep: rows whose result is wanted, int64[K] ascending, None = all.
+        Returns the last layer's output after the final norm, [K, hidden]: the same numbers as the
+        operations of `Ops` one by one."""
         ...
 
 
