@@ -204,3 +204,19 @@ def test_flush_says_what_it_could_not_drop() -> None:
     drain(loop)
     assert loop.flush_cache().complete
     assert loop.stats().free_pages == loop.stats().total_pages
+
+
+def test_a_session_keeps_its_pages_for_its_time_and_no_longer() -> None:
+    loop, _, clock = fake_loop(session_pages=16)
+    loop.submit(Generate("a", PROMPT, SamplingParams(max_tokens=4), session="s", hold_s=10.0))
+    drain(loop)
+    held = loop.stats().protected_pages
+    assert held == (len(PROMPT) + 3) // 4
+    clock.now = 9.0
+    loop.submit(ask("b", prompt=(50, 51, 52), max_tokens=1))
+    drain(loop)
+    assert loop.stats().protected_pages == held
+    clock.now = 10.0
+    loop.submit(ask("c", prompt=(60, 61, 62), max_tokens=1))
+    drain(loop)
+    assert loop.stats().protected_pages == 0

@@ -128,6 +128,8 @@ class EngineLoop:
             namespace=Namespace(model=self._fingerprint, salt=message.salt),
             priority=message.priority,
             reuse_limit=0 if wants_prompt_logits else None,
+            session=message.session,
+            hold_s=message.hold_s,
         )
 
     def abort(self, request_id: RequestId) -> None:

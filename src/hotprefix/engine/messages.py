@@ -25,7 +25,9 @@ from hotprefix.kernel.sched.prefetch import PrefetchCounters
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Ask for one generation. salt: isolates the cache of a tenant. deadline: seconds from now after
-    which it is aborted (None = never)."""
+    which it is aborted (None = never). session, hold_s: when the request ends well its pages stay protected
+    for so many seconds, or until the session's next request takes them over (EngineConfig.session_tokens
+    bounds them)."""
 
     id: RequestId
     prompt: tuple[int, ...]
@@ -33,6 +35,8 @@ class Generate:
     priority: int = 0
     salt: str | None = None
     deadline: float | None = None
+    session: str | None = None
+    hold_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,15 @@ def requests_for(
     """One engine request for each choice, in the order of their indices: prompt 0's n, prompt 1's n ..."""
     settings = [_with_seed(params, choice) for choice in range(n)]
     return [
-        Generate(f"{id_}-{number * n + choice}", ids, settings[choice], priority=body.priority, salt=salt)
+        Generate(
+            f"{id_}-{number * n + choice}",
+            ids,
+            settings[choice],
+            priority=body.priority,
+            salt=salt,
+            session=body.session_id,
+            hold_s=body.session_hold_s if body.session_id is not None else 0.0,
+        )
         for number, prompt in enumerate(prompts)
         for ids in [tuple(prompt)]
         for choice in range(n)

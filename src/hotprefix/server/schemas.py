@@ -146,6 +146,8 @@ class Generation(Model):
     guided_grammar: str | None = None
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=4096)
+    session_id: str | None = Field(default=None, min_length=1, max_length=256)
+    session_hold_s: float = Field(default=30.0, gt=0, le=3600)
     return_cached_tokens_details: bool = False
 
 
