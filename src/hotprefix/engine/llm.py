@@ -20,7 +20,7 @@ from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.sampling.checker import GrammarChecker
 from hotprefix.engine.text.template import ChatTemplate
 from hotprefix.engine.text.tokenizer import Tokenizer
-from hotprefix.errors import HotprefixError
+from hotprefix.errors import HotprefixError, InputError
 from hotprefix.kernel.plan import Finish
 
 Prompt = str | Sequence[int]
@@ -118,9 +118,14 @@ class LLM:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if isinstance(prompts, str):
+        return [prompts]
+    ids = [p for p in prompts if isinstance(p, int)]
+    if ids and len(ids) == len(prompts):
+        return [ids]
+    if ids:
+        raise InputError("prompts: give texts, lists of token ids, or one list of token ids", param="prompt")
+    return [p for p in prompts if not isinstance(p, int)]
 
 
 def _settings(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:

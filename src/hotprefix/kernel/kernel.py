@@ -16,7 +16,7 @@ from hotprefix.errors import ContextLengthExceeded, ProtocolError, QueueFull, Re
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
-from hotprefix.kernel.cache.tree import TreeWatch
+from hotprefix.kernel.cache.watch import TreeWatch
 from hotprefix.kernel.config import Capabilities, KernelConfig
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress, StepOutcome, StepPlan

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.evict import EvictionHeap, LeafView, SortKey
 from hotprefix.kernel.cache.node import Match, Node, match_at, walk
+from hotprefix.kernel.cache.watch import TreeWatch
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
@@ -32,18 +32,6 @@ class Inserted:
     handle: Node
     pages: list[int]
     added: int
-
-
-class TreeWatch(Protocol):
-    """Hears of real pages: sum(added) - sum(removing) = resident at any time (handed case 121)."""
-
-    def added(self, node: Node) -> None:
-        """All pages of this node have just become real."""
-        ...
-
-    def removing(self, leaf: Node, count: int) -> None:
-        """The last `count` pages of this leaf are about to go."""
-        ...
 
 
 class PrefixTree:
