@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,9 @@ def serve(
     served_model_name: Annotated[list[str] | None, typer.Option(help="Name clients may give.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    decode_weights: Annotated[
+        str, typer.Option(help="What small steps read: auto, dense or quantised (same numbers).")
+    ] = "auto",
     page_size: Annotated[int, typer.Option(help="Tokens per KV page.")] = 16,
     kv_tokens: Annotated[int, typer.Option(help="Capacity of the KV pool, tokens.")] = 32768,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt plus outputs, tokens.")] = None,
@@ -66,6 +70,9 @@ def serve(
     ] = Refresh.WINDOW,
     refresh_window: Annotated[int, typer.Option(help="Waiting requests that refresh looks at.")] = 128,
     refresh_every: Annotated[int, typer.Option(help="Planning passes between two refreshes.")] = 1,
+    session_tokens: Annotated[
+        int, typer.Option(help="What ended requests with a session_id may keep protected, tokens.")
+    ] = 0,
     l2_tokens: Annotated[int, typer.Option(help="Capacity of the host tier, tokens; 0 = none.")] = 0,
     l3: Annotated[
         str | None, typer.Option(help="External store: file:///path, valkey://host:port/0, s3://bucket.")
@@ -102,12 +109,14 @@ def serve(
     from hotprefix.server.run import serve as run_server
 
     engine = EngineConfig(
-        model=model, dtype=dtype, device=device, kv_tokens=kv_tokens, page_size=page_size,
-        max_model_len=max_model_len, prefix_cache=prefix_cache, publication=publication, flight=flight,
+        model=model, dtype=dtype, device=device, decode_weights=decode_weights, kv_tokens=kv_tokens,
+        page_size=page_size, max_model_len=max_model_len, prefix_cache=prefix_cache,
+        publication=publication, flight=flight,
         order=order, eviction=eviction, preemption=preemption, max_batched_tokens=max_batched_tokens,
         max_running=max_running, max_waiting=max_waiting, threads=threads,
         refresh=_refresh(refresh), refresh_window=refresh_window, refresh_every=refresh_every,
-        l2_tokens=l2_tokens, l3=l3, write=write, prefetch=prefetch, prefetch_timeout_s=prefetch_timeout,
+        session_tokens=session_tokens, l2_tokens=l2_tokens, l3=l3, write=write, prefetch=prefetch,
+        prefetch_timeout_s=prefetch_timeout,
         events=str(events) if events else None, kv_events=kv_events, kv_events_replay=kv_events_replay,
         events_key_file=str(events_key_file) if events_key_file else None, kv_events_form=kv_events_form,
         kv_events_tokens=kv_events_tokens,
@@ -182,12 +191,8 @@ def _refresh(wanted: Refresh) -> Refresh:
 
 
 def _need_engine() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "this command needs the engine's dependencies: pip install 'hotprefix[engine]'"
-        ) from error
+    if find_spec("torch") is None:
+        raise ConfigError("this command needs the engine's dependencies: pip install 'hotprefix[engine]'")
 
 
 def main() -> None:

@@ -47,8 +47,9 @@ def build_engine(
     files = resolve_model(config.model)
     progress(f"loading {files.name}")
     loaded = load_model(
-        files, config.dtype, config.device, progress=lambda stage, share: progress(f"{stage} {share:.0%}")
-    )
+        files, config.dtype, config.device, decode_weights=config.decode_weights,
+        progress=lambda stage, share: progress(f"{stage} {share:.0%}"),
+    )  # fmt: skip
     decoder = loaded.decoder
     tokenizer = Tokenizer.load(files.path)
     info = _info(config, files.name, decoder)
@@ -106,6 +107,7 @@ def _info(config: EngineConfig, name: str, decoder: Decoder) -> EngineInfo:
         details={
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "device": str(decoder.device),
+            "decode_weights": "quantised" if decoder.quantised_linears else "dense",
             "threads": torch.get_num_threads(),
             "publication": config.publication.value,
             "flight": config.flight.value,

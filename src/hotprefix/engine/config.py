@@ -25,6 +25,7 @@ from hotprefix.kernel.config import (
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """model: path, hub id or "default". dtype: auto | float32 | bfloat16. device: auto | cpu | cuda.
+    decode_weights: auto | dense | quantised, what small steps read (docs/decisions/0009-quantised-decode.md).
     kv_tokens: capacity of the KV pool. max_model_len: prompt plus outputs of one request, at most
     (None = the model's context, or the pool where that is smaller). session_tokens: how much ended
     requests of sessions may keep protected. l2_tokens: capacity of the host pool, 0 = no L2. l3: URL of
@@ -36,6 +37,7 @@ class EngineConfig:
     model: str = "default"
     dtype: str = "auto"
     device: str = "auto"
+    decode_weights: str = "auto"
     kv_tokens: int = 32768
     page_size: int = 16
     max_model_len: int | None = None

@@ -2,7 +2,9 @@
 
 Rules: one weight file and one record per (GGUF file, dtype). A weight file counts only if its SHA-256
 is the recorded one, so neither a torn write nor a flipped bit is ever loaded; anything else is
-rebuilt. Without a usable cache folder the model loads straight from the GGUF file, with a warning.
+rebuilt. The record also says where the GGUF file keeps its quantised blocks; what they hold is proved
+against the weights when they are packed. Without a usable cache folder the model loads straight from
+the GGUF file, with a warning.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import torch
 
 from hotprefix.engine.model import store
 from hotprefix.engine.model.config import ModelConfig, from_gguf
-from hotprefix.engine.model.gguf_weights import GgufWeights
+from hotprefix.engine.model.gguf_weights import GgufBlocks, GgufWeights
 from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, write_safetensors
-from hotprefix.engine.model.weights import Weights
+from hotprefix.engine.model.weights import BlockSource, Weights
 from hotprefix.engine.text.gguf_meta import read_metadata
 from hotprefix.errors import ModelLoadError
 
@@ -29,11 +31,12 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model's config, its tensors and the SHA-256 (hex) of their content."""
+    """A model's config, its tensors, the SHA-256 (hex) of their content, and its quantised blocks."""
 
     config: ModelConfig
     weights: Weights
     content: str
+    blocks: BlockSource | None = None
 
 
 def load_gguf(
@@ -51,9 +54,12 @@ def load_gguf(
             log.warning(
                 "cannot cache the converted model in %s (%s): loading without it", target.parent, error
             )
-            return Loaded(source.config, source, store.file_sha256(path))
+            blocks = GgufBlocks(path, source.places())
+            return Loaded(source.config, source, store.file_sha256(path), blocks)
     weights = SafetensorsWeights([target])
-    return Loaded(from_gguf(read_metadata(path), weights), weights, content)
+    known = store.read_json(record) or {}
+    blocks = GgufBlocks(path, known.get("blocks", {}))
+    return Loaded(from_gguf(read_metadata(path), weights), weights, content, blocks)
 
 
 def _record(path: Path, cache_dir: Path | None, dtype: torch.dtype) -> Path:
@@ -66,7 +72,7 @@ def _record(path: Path, cache_dir: Path | None, dtype: torch.dtype) -> Path:
 
 def _valid_content(path: Path, record: Path, target: Path) -> str | None:
     known = store.read_json(record)
-    if known is None or known.get("identity") != store.identity(path):
+    if known is None or "blocks" not in known or known.get("identity") != store.identity(path):
         return None
     try:
         content = store.file_sha256(target)
@@ -97,5 +103,6 @@ def _convert(
     with store.atomic_write(target) as out:
         write_safetensors(out, shapes, dtype, get)
     content = store.file_sha256(target)
-    store.write_json(record, {"identity": store.identity(path), "sha256": content})
+    kept = {"identity": store.identity(path), "sha256": content, "blocks": source.places()}
+    store.write_json(record, kept)
     return content

@@ -16,28 +16,38 @@ from hotprefix.engine.batch import Batch
 from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.model.config import ModelConfig
 from hotprefix.engine.model.gguf_weights import ROPE_DIVISORS
-from hotprefix.engine.model.ops import LayerHandles, Ops, StackOps
+from hotprefix.engine.model.ops import BlockOps, LayerHandles, Ops, StackOps
 from hotprefix.engine.model.rope import RopeTable
-from hotprefix.engine.model.weights import Weights
+from hotprefix.engine.model.weights import Blocks, BlockSource, Weights
 from hotprefix.errors import ModelLoadError
+
+_PARTS = ("weight", "bias")
 
 
 class Decoder:
     """A loaded model. Not thread-safe only in that two passes must not share a KV pool."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, ops: Ops, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        blocks: BlockSource | None = None,
     ) -> None:
+        """blocks: keep quantised copies for small steps, where `ops` reads their form."""
         self.config, self.dtype, self.device = config, dtype, device
         self._ops = ops
-        take = _Taker(weights, dtype, device)
-        self._layers = [_load_layer(config, ops, take, i) for i in range(config.layers)]
+        take = _Taker(weights, ops, dtype, device, blocks)
+        self._layers = [_load_layer(config, take, i) for i in range(config.layers)]
         self._final_norm = take.vector("model.norm.weight", config.hidden_size)
         self._embedding = take.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         head = "lm_head.weight"
         if config.tied_embeddings or head not in weights:
             head = "model.embed_tokens.weight"
-        self._head = ops.prepare_linear(take.matrix(head, config.vocab_size, config.hidden_size), None)
+        self._head = take.linear([(head, config.vocab_size)], config.hidden_size, [])
+        self.quantised_linears = take.quantised
         divisors = weights.get(ROPE_DIVISORS) if ROPE_DIVISORS in weights else None
         self._rope = RopeTable(config.rope, config.head_dim, device, divisors)
         self._scale = config.head_dim**-0.5
@@ -91,10 +101,14 @@ class Decoder:
 
 
 class _Taker:
-    """Takes tensors out of `weights`, checked for shape, in the wanted precision and place."""
+    """Takes tensors out of `weights`, checked for shape, in the wanted precision and place; quantised: how
+    many linears got a quantised copy."""
 
-    def __init__(self, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
-        self._weights, self._dtype, self._device = weights, dtype, device
+    def __init__(
+        self, weights: Weights, ops: Ops, dtype: torch.dtype, device: torch.device, blocks: BlockSource | None
+    ) -> None:
+        self._weights, self._ops, self._dtype, self._device = weights, ops, dtype, device
+        self._blocks, self.quantised = blocks, 0
 
     def matrix(self, name: str, rows: int, columns: int) -> Tensor:
         return self._take(name, (rows, columns), self._dtype)
@@ -103,12 +117,22 @@ class _Taker:
         """Norm weights: always float32."""
         return self._take(name, (size,), torch.float32)
 
-    def fused(self, names: list[tuple[str, int]], columns: int) -> Tensor:
-        """The named [rows, columns] matrices, one below the other."""
-        return torch.cat([self.matrix(f"{name}.weight", rows, columns) for name, rows in names])
-
-    def fused_bias(self, names: list[tuple[str, int]]) -> Tensor:
-        return torch.cat([self._take(f"{name}.bias", (rows,), self._dtype) for name, rows in names])
+    def linear(self, weights: list[tuple[str, int]], columns: int, biases: list[tuple[str, int]]) -> Any:
+        """The handle of the named [rows, columns] matrices, one below the other, and biases [rows]."""
+        parts = [self.matrix(name, rows, columns) for name, rows in weights]
+        weight = torch.cat(parts) if len(parts) > 1 else parts[0]  # a tied head shares the embedding
+        bias = (
+            torch.cat([self._take(name, (rows,), self._dtype) for name, rows in biases]) if biases else None
+        )
+        if self._blocks is not None and isinstance(self._ops, BlockOps):
+            blocks = Blocks.join([self._blocks.blocks(name) for name, _ in weights])
+            if blocks is not None and self._ops.reads_blocks(blocks.form, self._dtype):
+                self.quantised += 1
+                try:
+                    return self._ops.prepare_quantised(weight, bias, blocks)
+                except ValueError as error:
+                    raise ModelLoadError(f"{weights[0][0]}: {error}; try decode_weights='dense'") from error
+        return self._ops.prepare_linear(weight, bias)
 
     def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         tensor = self._weights.get(name)
@@ -117,14 +141,14 @@ class _Taker:
         return tensor.to(device=self._device, dtype=dtype).contiguous()
 
 
-def _load_layer(config: ModelConfig, ops: Ops, take: _Taker, i: int) -> LayerHandles:
+def _load_layer(config: ModelConfig, take: _Taker, i: int) -> LayerHandles:
     base = f"model.layers.{i}"
     wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
 
     def linear(names: list[tuple[str, int]], columns: int, bias: bool) -> Any:
-        full = [(f"{base}.{name}", rows) for name, rows in names]
-        return ops.prepare_linear(take.fused(full, columns), take.fused_bias(full) if bias else None)
+        weights, biases = ([(f"{base}.{name}.{part}", rows) for name, rows in names] for part in _PARTS)
+        return take.linear(weights, columns, biases if bias else [])
 
     def head_norm(name: str) -> Tensor | None:
         return take.vector(f"{base}.self_attn.{name}.weight", config.head_dim) if config.qk_norm else None

@@ -1,4 +1,5 @@
-"""Tensors of a GGUF file. Owns: its names and row order turned into Hugging Face's.
+"""Tensors of a GGUF file, as numbers or as quantised blocks. Owns: its names and row order turned into
+Hugging Face's.
 
 Rules: dequantised to float32 exactly as the format defines. llama.cpp stores the query and key rows
 of llama-type models so that rotary pairs are neighbours; we undo that, because our rotation pairs the
@@ -7,7 +8,9 @@ two halves of a head as Hugging Face does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -15,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hotprefix.engine.model.config import ModelConfig, from_gguf
+from hotprefix.engine.model.weights import Blocks
 from hotprefix.engine.text.gguf_meta import read_metadata
 from hotprefix.errors import ModelLoadError
 
@@ -75,12 +79,42 @@ class GgufWeights:
         except NotImplementedError as error:
             raise ModelLoadError(f"GGUF tensor type {raw.tensor_type.name} is not supported") from error
         tensor = torch.from_numpy(np.array(values, dtype=np.float32, copy=True))
-        if self._interleaved:
-            if ".q_proj." in name:
-                return _pair_halves(tensor, self.config.heads)
-            if ".k_proj." in name:
-                return _pair_halves(tensor, self.config.kv_heads)
-        return tensor
+        heads = self._heads(name)
+        return _pair_halves(tensor, heads) if heads else tensor
+
+    def places(self) -> dict[str, list[Any]]:
+        """Where quantised tensors lie in the file, for `GgufBlocks`; JSON-able."""
+        found = ((name, self._tensors[raw]) for name, raw in self._names.items())
+        return {
+            name: [raw.tensor_type.name, raw.data_offset, list(raw.data.shape), self._heads(name)]
+            for name, raw in found
+            if raw.data.dtype == np.uint8
+        }
+
+    def _heads(self, name: str) -> int:
+        """Heads whose rows the file interleaves; 0: none."""
+        if self._interleaved and ".q_proj." in name:
+            return self.config.heads
+        return self.config.kv_heads if self._interleaved and ".k_proj." in name else 0
+
+
+class GgufBlocks:
+    """`BlockSource` over the `places` of one GGUF file, without reading its header again."""
+
+    def __init__(self, path: Path, places: Mapping[str, list[Any]]) -> None:
+        self._path, self._places = path, places
+
+    def blocks(self, name: str) -> Blocks | None:
+        """See `BlockSource`. Raises ModelLoadError."""
+        if name not in self._places:
+            return None
+        form, offset, shape, heads = self._places[name]
+        try:
+            rows = np.fromfile(self._path, np.uint8, shape[0] * shape[1], offset=offset).reshape(shape)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"cannot read tensor {name!r} of {self._path}: {error}") from error
+        tensor = torch.from_numpy(rows)
+        return Blocks(form, _pair_halves(tensor, heads) if heads else tensor)
 
 
 def _name_map(layers: int) -> dict[str, str]:

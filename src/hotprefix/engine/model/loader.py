@@ -20,14 +20,16 @@ from hotprefix.engine.model.config import from_hf
 from hotprefix.engine.model.convert import Loaded, Progress, load_gguf
 from hotprefix.engine.model.files import ModelFiles
 from hotprefix.engine.model.forward import Decoder
-from hotprefix.engine.model.ops import Ops
+from hotprefix.engine.model.ops import BlockOps, Ops
 from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, directory_files
 from hotprefix.engine.model.torch_ops import TorchOps
+from hotprefix.engine.model.weights import BlockSource
 from hotprefix.engine.native import build
 from hotprefix.engine.native.ops import NativeOps
 from hotprefix.errors import ConfigError, ModelLoadError
 
 log = logging.getLogger(__name__)
+DECODE_WEIGHTS = ("auto", "dense", "quantised")
 _DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
@@ -51,9 +53,11 @@ def load_model(
     ops: Ops | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    decode_weights: str = "auto",
 ) -> LoadedModel:
-    """Load a model. dtype: auto, float32 or bfloat16. progress(stage, share done) is called now and
-    then. Raises ModelLoadError for the files, ConfigError for the settings."""
+    """Load a model. dtype: auto, float32 or bfloat16. decode_weights: auto, dense or quantised, what small
+    steps read (the same numbers; auto = quantised where that is faster). progress(stage, share done) is
+    called now and then. Raises ModelLoadError for the files, ConfigError for the settings."""
     started = time.monotonic()
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
@@ -63,7 +67,15 @@ def load_model(
         loaded = _load_directory(files.path, cache_dir or store.default_cache_dir())
     if progress is not None:
         progress("loading", 0.0)
-    decoder = Decoder(loaded.config, loaded.weights, ops or choose_ops(place), kind, place)
+    ops = ops or choose_ops(place)
+    blocks = choose_blocks(decode_weights, loaded.blocks, ops, kind)
+    decoder = Decoder(loaded.config, loaded.weights, ops, kind, place, blocks)
+    if decode_weights == "quantised" and not decoder.quantised_linears:
+        raise ConfigError(
+            f"decode_weights='quantised': no weight of {files.name} is quantised as Q4_0, Q4_1 or Q8_0; "
+            "give a GGUF file that has such, or decode_weights='dense'",
+            param="decode_weights",
+        )
     if progress is not None:
         progress("loading", 1.0)
     log.info("loaded %s as %s on %s in %.1f s", files.name, kind, place, time.monotonic() - started)
@@ -101,6 +113,25 @@ def choose_ops(device: torch.device) -> Ops:
     """Native kernels on a CPU where they build, torch elsewhere."""
     library = build.load() if device.type == "cpu" else None
     return TorchOps() if library is None else NativeOps(library)
+
+
+def choose_blocks(
+    choice: str, blocks: BlockSource | None, ops: Ops, dtype: torch.dtype
+) -> BlockSource | None:
+    """The blocks that small steps are to read. Raises ConfigError."""
+    if choice not in DECODE_WEIGHTS:
+        raise ConfigError(
+            f"decode_weights={choice!r}: give {', '.join(DECODE_WEIGHTS)}", param="decode_weights"
+        )
+    if choice == "auto":
+        return blocks if isinstance(ops, BlockOps) and ops.gains_from_blocks(dtype) else None
+    if choice == "quantised" and not (isinstance(ops, BlockOps) and ops.reads_blocks("Q8_0", dtype)):
+        raise ConfigError(
+            f"decode_weights='quantised' needs native kernels for {dtype}, which this machine has not: give "
+            "dtype='float32' on a CPU with a C compiler, or decode_weights='dense'",
+            param="decode_weights",
+        )
+    return blocks if choice == "quantised" else None
 
 
 def _load_directory(path: Path, cache_dir: Path) -> Loaded:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hotprefix.engine.batch import Batch
+from hotprefix.engine.model.weights import Blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,4 +131,22 @@ class StackOps(Protocol):
         self, layers: Sequence[LayerHandles], final_norm: Tensor, shape: HeadShape, eps: float, scale: float
     ) -> Stack:
         """Raises ValueError where the layers' shapes do not fit together."""
+        ...
+
+
+@runtime_checkable
+class BlockOps(Protocol):
+    """Operations that can read a weight's quantised blocks in small steps."""
+
+    def reads_blocks(self, form: str, dtype: torch.dtype) -> bool:
+        """Whether `prepare_quantised` takes blocks of this form (GGUF's name) beside weights of this type."""
+        ...
+
+    def gains_from_blocks(self, dtype: torch.dtype) -> bool:
+        """Whether that makes small steps faster here."""
+        ...
+
+    def prepare_quantised(self, weight: Tensor, bias: Tensor | None, blocks: Blocks) -> Any:
+        """As `Ops.prepare_linear`, with the weight's quantised copy beside it: results are the same bits,
+        whichever a step reads. Raises ValueError where the blocks do not mean exactly `weight`."""
         ...

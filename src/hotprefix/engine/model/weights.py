@@ -6,8 +6,11 @@ taker copies what it keeps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -18,4 +21,29 @@ class Weights(Protocol):
 
     def get(self, name: str) -> Tensor:
         """The tensor; raises ModelLoadError where it is absent or unreadable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A weight [rows, columns] as a GGUF file quantises it: form is the type's name there, data its
+    blocks, uint8[rows, columns / 32 * bytes of a block]."""
+
+    form: str
+    data: Tensor
+
+    @staticmethod
+    def join(parts: Sequence[Blocks | None]) -> Blocks | None:
+        """The parts one below the other; None where one is absent or of another form."""
+        whole = [part for part in parts if part is not None]
+        if len(whole) < len(parts) or len({part.form for part in whole}) != 1:
+            return None
+        return Blocks(whole[0].form, torch.cat([part.data for part in whole]))
+
+
+class BlockSource(Protocol):
+    """A model's quantised tensors by name."""
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The tensor's blocks, rows in the order of `Weights.get`; None where it is not quantised."""
         ...

@@ -18,6 +18,7 @@ _ERRORS = {
     1: "native kernel: out of memory",
     2: "native attention: the batch contradicts itself or names a page outside the pool",
     3: "native rope_write: a slot lies outside the pool",
+    4: "native linear: the quantised blocks are not the dense weight",
 }
 
 
@@ -26,6 +27,7 @@ class LinearStruct(Structure):
 
     _fields_ = (
         ("weight", c_void_p), ("bias", c_void_p), ("in", c_size_t), ("out", c_size_t), ("bf16", c_int),
+        ("blocks", c_void_p), ("form", c_int),
     )  # fmt: skip
 
 
@@ -40,7 +42,8 @@ class BatchStruct(Structure):
 
 @dataclass(frozen=True, slots=True)
 class LinearHandle:
-    """A packed weight [rows out, columns in] with its bias; the tensors keep the memory alive."""
+    """A packed weight [rows out, columns in] with its bias and, where given, its quantised copy; the
+    tensors keep the memory alive."""
 
     rows: int
     columns: int
@@ -48,6 +51,7 @@ class LinearHandle:
     weight: Tensor
     bias: Tensor | None
     struct: LinearStruct
+    blocks: Tensor | None = None
 
 
 def check(tensor: Tensor, name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:

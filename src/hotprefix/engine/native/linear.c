@@ -2,18 +2,20 @@
  *
  * Rules: a weight is cut into panels of PANEL output columns; within a panel the inner dimension runs
  * slowest, so the kernel reads memory strictly forward and each weight once per block of rows. The last
- * panel is padded with zeros. A row of the result is the same bits whatever rows come with it.
+ * panel is padded with zeros. A row of the result is the same bits whatever rows come with it, also where
+ * few rows read the quantised copy (linear_q.c).
  */
 #include "linear.h"
 
 #include <stdlib.h>
 
+#include "linear_q.h"
 #include "parallel.h"
-#include "tile.h"
 
-#define PANEL (TILE_VECS * VL)
 #define STRIP (2 * TILE_ROWS) /* rows computed before they are written */
 #define ROW_BLOCK 192         /* rows of x that stay in a core's cache while weights pass by */
+
+_Static_assert(BLOCKS_ROWS <= STRIP, "a small step is one tile");
 
 static enum kind kind_of(int is_bf16) { return !is_bf16 ? FLOAT : HAVE_BF16_DOT ? PAIR : WIDE; }
 
@@ -81,11 +83,18 @@ static void store_rows(const struct product *job, const float *tile, size_t row,
 static void run_unit(void *context, size_t unit, int thread) {
     (void)thread;
     const struct product *job = context;
+    const struct hp_linear *layer = job->layer;
     size_t panel = unit % job->panels, block = unit / job->panels, cells = job->cells;
     size_t first = job->rows * block / job->blocks, last = job->rows * (block + 1) / job->blocks;
     size_t panel_bytes = PANEL * cells * (job->kind == WIDE ? sizeof(bf16) : sizeof(float));
-    const char *weight = (const char *)job->layer->weight + panel * panel_bytes;
+    const char *weight = (const char *)layer->weight + panel * panel_bytes;
     float tile[STRIP * PANEL];
+    if (layer->blocks && job->rows <= BLOCKS_ROWS) {
+        const char *blocks = (const char *)layer->blocks + panel * hp_blocks_panel(layer->form, layer->in);
+        hp_blocks_tile(job->kind, layer->form, job->rows, job->x, cells, blocks, layer->in, tile);
+        store_rows(job, tile, 0, job->rows, panel * PANEL);
+        return;
+    }
     for (size_t row = first; row < last; row += STRIP) {
         size_t rows = last - row < STRIP ? last - row : STRIP;
         hp_tile(job->kind, rows, TILE_VECS, job->x + row * cells, cells, weight, PANEL, cells, tile, PANEL);

@@ -4,12 +4,15 @@
 
 #include <stddef.h>
 
-/* One packed layer. weight: from hp_linear_pack. bias: float[out] or NULL. */
+/* One packed layer. weight: from hp_linear_pack. bias: float[out] or NULL. blocks: the same weight from
+ * hp_blocks_pack in the form `form` names, or NULL and 0. */
 struct hp_linear {
     const void *weight;
     const float *bias;
     size_t in, out;
     int bf16;
+    const void *blocks;
+    int form;
 };
 
 /* y = x W^T + bias. x [rows, in] in the layer's type; y [rows, out], bfloat16 where `y_bf16`, else float.

@@ -11,17 +11,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int, c_size_t, c_void_p
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hotprefix.engine.batch import Batch
 from hotprefix.engine.model.ops import HeadShape, LayerHandles
+from hotprefix.engine.model.weights import Blocks
 from hotprefix.engine.native.checks import BatchStruct, LinearHandle, LinearStruct, check, describe, raise_for
 from hotprefix.engine.native.decoder import NativeStack
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _MAX_GROUP = 96  # MAX_ROWS in attention_block.h
+_GROUP = 32
+_FORMS = {"Q4_0": (1, 1, 18), "Q4_1": (2, 1, 20), "Q8_0": (3, 2, 34)}  # source, packed form, block's bytes
 
 
 class _Rope(Structure):
@@ -49,6 +53,10 @@ class NativeOps:
         self._bytes.argtypes, self._bytes.restype = [size, size, flag], size
         self._pack = library.hp_linear_pack
         self._pack.argtypes, self._pack.restype = [pointer, pointer, size, size, flag, flag], None
+        self._blocks_bytes = library.hp_blocks_bytes
+        self._blocks_bytes.argtypes, self._blocks_bytes.restype = [flag, size, size], size
+        self._blocks_pack = library.hp_blocks_pack
+        self._blocks_pack.argtypes = [flag, pointer, pointer, pointer, size, size, flag, flag]
         self._linear = library.hp_linear_run
         self._linear.argtypes = [POINTER(LinearStruct), pointer, size, pointer, flag, flag]
         self._norm = library.hp_norm
@@ -76,6 +84,34 @@ class NativeOps:
         bias_at = None if bias is None else bias.data_ptr()
         struct = LinearStruct(packed.data_ptr(), bias_at, columns, rows, bf16)
         return LinearHandle(rows, columns, weight.dtype, packed, bias, struct)
+
+    def reads_blocks(self, form: str, dtype: torch.dtype) -> bool:
+        """See `BlockOps.reads_blocks`."""
+        return form in _FORMS and self._library.hp_blocks_use(dtype == torch.bfloat16) > 0
+
+    def gains_from_blocks(self, dtype: torch.dtype) -> bool:
+        """See `BlockOps.gains_from_blocks`."""
+        return bool(self._library.hp_blocks_use(dtype == torch.bfloat16) > 1)
+
+    def prepare_quantised(self, weight: Tensor, bias: Tensor | None, blocks: Blocks) -> LinearHandle:
+        """See `BlockOps.prepare_quantised`."""
+        if not self.reads_blocks(blocks.form, weight.dtype):
+            raise ValueError(f"blocks: {blocks.form} beside {weight.dtype} is not supported here")
+        handle = self.prepare_linear(weight, bias)
+        rows, columns = weight.shape
+        if columns % _GROUP:
+            raise ValueError(f"blocks: {columns} columns are not whole blocks of {_GROUP}")
+        source, form, size = _FORMS[blocks.form]
+        at = check(blocks.data, "blocks", (rows, columns // _GROUP * size), torch.uint8)
+        packed = _aligned(self._blocks_bytes(source, rows, columns))
+        threads = torch.get_num_threads()
+        raise_for(
+            self._blocks_pack(
+                source, at, weight.data_ptr(), packed.data_ptr(), rows, columns, handle.struct.bf16, threads
+            )
+        )
+        handle.struct.blocks, handle.struct.form = packed.data_ptr(), form
+        return replace(handle, blocks=packed)
 
     def prepare_layers(
         self, layers: Sequence[LayerHandles], final_norm: Tensor, shape: HeadShape, eps: float, scale: float

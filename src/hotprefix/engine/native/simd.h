@@ -37,6 +37,7 @@ typedef float vf __attribute__((vector_size(VL * 4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef uint32_t vu __attribute__((vector_size(VL * 4)));
 typedef uint16_t vh __attribute__((vector_size(VL * 2)));
+typedef uint8_t vb __attribute__((vector_size(VL)));
 typedef uint16_t bf16;
 
 INLINE vf vload(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
@@ -134,6 +135,67 @@ INLINE void vstore_bf16(bf16 *p, vf v) {
 #endif
     memcpy(p, &h, sizeof h);
 }
+
+/* VL bytes: unsigned as they are; signed as floats; the number in a lane's low 4 bits as a float. */
+INLINE vu vload_u8(const uint8_t *p) {
+#if VL == 16
+    return (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+#elif VL == 8
+    return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
+#else
+    vb bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(bytes, vu);
+#endif
+}
+
+INLINE vf vload_i8(const uint8_t *p) {
+#if VL == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+#elif VL == 8
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+#else
+    return __builtin_convertvector((vi)(vload_u8(p) << 24) >> 24, vf);
+#endif
+}
+
+INLINE vf vnibble(vu v) {
+#if VL == 16
+    const vf numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (vf)_mm512_permutexvar_ps((__m512i)v, (__m512)numbers); /* reads the low 4 bits only */
+#else
+    return __builtin_convertvector((vi)(v & 15), vf);
+#endif
+}
+
+/* Half precision (IEEE binary16): an exponent moved by a product, which is exact for subnormals too. */
+INLINE vf vload_half(const uint16_t *p) {
+    vu bits = vload_u16(p);
+    vf magnitude = (vf)((bits & 0x7fffu) << 13) * vset(0x1p112f);
+    return (vf)((vu)magnitude | (bits & 0x8000u) << 16);
+}
+
+INLINE float half_to_float(uint16_t h) {
+    uint16_t all[VL] = {h};
+    return vload_half(all)[0];
+}
+
+/* The half-precision number that equals x; where there is none, some other. */
+INLINE uint16_t half_from_float(float x) {
+    uint32_t bits;
+    float small = x * 0x1p-112f;
+    memcpy(&bits, &small, sizeof bits);
+    return (uint16_t)((bits >> 13 & 0x7fff) | (bits >> 16 & 0x8000));
+}
+
+#if HAVE_BF16_DOT
+/* Pairs of bfloat16, the even one in the low half of its lane. */
+INLINE vf vpair_bf16(vf even, vf odd) {
+    const __m512i zip = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return (vf)_mm512_permutexvar_epi16(zip, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
+}
+#endif
 
 /* Lane i of the result is lane index[i] of a, or lane index[i] - VL of b. */
 INLINE vf vpick(vf a, vf b, vi index) {
