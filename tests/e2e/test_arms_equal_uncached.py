@@ -3,7 +3,8 @@ page size, chunk budget and order of arrival, with aborts and retractions in bet
 the uncached run's, token by token; the uncached run equals transformers' (test_greedy_equals_transformers).
 
 Near ties would make equality hang on rounding order; float32 rows have the same bits whatever their
-batch (native kernels), so none is expected and no tolerance is given.
+batch (native kernels), so none is expected and no tolerance is given. Whole pages of a prefix in another
+order give the same text here (keys carry their rotation); the fake executor's tests see that.
 """
 
 from __future__ import annotations
