@@ -265,7 +265,8 @@ def test_numbers_rise_by_one_and_what_was_missed_is_sent_again(
     while True:
         _, sequence, payload = client.sub.recv_multipart()
         numbers.append(int.from_bytes(sequence, "big"))
-        if kv_wire.VLLM.decode(payload).events:
+        events = kv_wire.VLLM.decode(payload).events
+        if events and events[0].block_hashes == [9]:  # how many of the first five came depends on the join
             break
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     client.dealer.send_multipart((b"", b"short"))  # no answer, no harm
