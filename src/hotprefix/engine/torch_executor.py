@@ -112,7 +112,7 @@ class TorchExecutor:
         rows = [chunk.request for chunk in chunks if chunk.samples]
         if rows:
             samples = torch.tensor([chunk.samples for chunk in chunks], device=states.device)
-            logits = self._decoder.logits(states[last][samples] if scoring else states[samples])
+            logits = self._decoder.logits(states[batch.logit_rows] if scoring else states[samples])
             _require_finite(logits, "logits")
         scores = self._score_prompts(chunks, states, batch)
         if rows:  # last: a step that fails must not have moved any request's sampling state

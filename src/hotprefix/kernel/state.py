@@ -188,7 +188,7 @@ class State:
     def retract(self, seq: Sequence, reason: str) -> None:
         """Back to the queue; complete computed pages stay in the cache as long as they last."""
         lost = seq.computed
-        self._leave_pages(seq, publish=True)
+        self._leave_pages(seq)
         seq.retractions += 1
         seq.restart()
         self.queue.add(seq)
@@ -197,10 +197,10 @@ class State:
         if self.emit.on:
             self.emit(ev.Retracted(self.now, seq.request.id, reason, lost))
 
-    def _leave_pages(self, seq: Sequence, publish: bool) -> None:
+    def _leave_pages(self, seq: Sequence) -> None:
         """Return slot, pin and own pages. A sequence whose pin sits on planned pages has published all
         it had computed before; those pages go with the failed step."""
-        if publish and not seq.pin.planned:
+        if not seq.pin.planned:
             self.publish(seq, publishable(self.rules, seq, ended=True))
             self.save_published(seq)
             if self.prefetch is not None and self.host is not None and seq.shared:
@@ -228,7 +228,7 @@ class State:
         if seq.phase is Phase.RUNNING:
             if finish in (Finish.STOP, Finish.LENGTH):
                 self._hold_session(seq)
-            self._leave_pages(seq, publish=finish is not Finish.ERROR)
+            self._leave_pages(seq)
         elif seq.phase is Phase.WAITING:
             self.queue.remove(seq)
         else:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from hotprefix.engine.model.store import default_cache_dir
 from hotprefix.errors import HotprefixError
 
 _HERE = Path(__file__).parent
@@ -93,8 +94,7 @@ def _processor() -> str:
 def _cache_directory() -> Path:
     """The user's cache; where others could write there (what lies there is executed) or we cannot, a fresh
     directory for this process."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    directory = Path(root) / "hotprefix" / "native"
+    directory = default_cache_dir() / "native"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = directory.stat()
