@@ -32,7 +32,7 @@ LAYERS = {
     "engine": {"errors", "kernel"},
     "records": {"errors", "kernel", "engine"},
     "server": {"errors", "kernel", "engine", "records"},
-    "lab": {"errors", "kernel"},
+    "lab": {"errors", "kernel", "engine", "records"},
     "bench": {"errors", "kernel", "engine", "report"},
     "report": {"errors", "kernel", "bench", "lab", "records"},
 }

@@ -1,0 +1,62 @@
+"""One request of a trace. Owns: `TraceRequest` and `Trace`, what every reader yields and every replay reads.
+
+Rules: lengths are tokens, times seconds. A block is `block_size` consecutive token positions, named by an
+id that is unique within the trace and stands for its tokens *and* everything before it, so equal ids mean
+equal prefixes. No text, no token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Blocks = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceRequest:
+    """One request.
+
+    blocks: ids of the prompt's blocks, int32 >= 0, shape (input_length // block_size,) or one more where
+    the partial last block has an id of its own (it may be the id of the block it grows into); empty where
+    the trace records no prefixes. output_blocks: ids of blocks input_length // block_size and following
+    of the context after the answer (the first is the prompt's partial block, completed), so that the next
+    turn's prompt finds what was generated; None = not recorded: nothing of the answer is ever reused.
+    arrival_s: since the trace's start, for open-loop replay and a session's first request. parent, think_s:
+    closed loop: the request arrives think_s after its parent's completion; a parent stands earlier in
+    the trace and in the same session. kind: what the request adds ("user", "tool"), where recorded.
+    """
+
+    id: str
+    input_length: int
+    output_length: int
+    blocks: Blocks
+    arrival_s: float | None = None
+    session: str | None = None
+    parent: str | None = None
+    think_s: float | None = None
+    output_blocks: Blocks | None = None
+    namespace: str = ""
+    priority: int = 0
+    kind: str | None = None
+    tools: dict[str, Any] | None = None
+
+
+class Trace(Protocol):
+    """A trace that can be read any number of times; each reading streams. Requests of one session stand
+    together or in order of arrival; a parent always before its children. has_prefixes: blocks are
+    recorded. has_sessions: closed-loop replay is possible."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def has_prefixes(self) -> bool: ...
+    @property
+    def has_sessions(self) -> bool: ...
+    def __iter__(self) -> Iterator[TraceRequest]: ...
