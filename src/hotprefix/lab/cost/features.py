@@ -1,0 +1,47 @@
+"""What of a step costs time. Owns: `Features`, the four numbers that the cost model reads, and how a plan's
+chunks become them.
+
+Rules: a chunk of one position costs what a decode costs, whoever asked for it (the last position of a
+prompt that was found whole in the cache is one); every longer chunk is prefill. The simulator and the
+calibration both count by `features`, so that a coefficient means the same in both. Units: tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hotprefix.kernel.plan import Chunk
+
+
+class Features(NamedTuple):
+    """prefill_tokens: positions computed in chunks of more than one. prefill_context: positions that they
+    attend to, summed over them: n * start + n * (n + 1) / 2 for a chunk of n from `start`. decodes: chunks
+    of one position. decode_context: positions that those attend to, their own included."""
+
+    prefill_tokens: int
+    prefill_context: int
+    decodes: int
+    decode_context: int
+
+    @property
+    def regime(self) -> str:
+        """prefill | decode | mixed."""
+        if not self.decodes:
+            return "prefill"
+        return "mixed" if self.prefill_tokens else "decode"
+
+
+def features(chunks: Iterable[Chunk]) -> Features:
+    """The numbers of one forward pass over `chunks`."""
+    tokens = context = decodes = decode_context = 0
+    for chunk in chunks:
+        start = chunk.start
+        n = len(chunk.tokens) >> 2
+        if n == 1:
+            decodes += 1
+            decode_context += start + 1
+        else:
+            tokens += n
+            context += n * start + n * (n + 1) // 2
+    return Features(tokens, context, decodes, decode_context)

@@ -1,0 +1,196 @@
+"""How long a step takes. Owns: `CostModel`, its JSON file, and what is said of where its figures come from.
+
+Rules (lab.md, *Simulator*): interpretable and linear, every coefficient a price in seconds that one can
+read; never negative. A file says what was measured, on what, when and how far off it is; whatever is
+damaged, of another version or impossible is refused. The price of a step is plain float arithmetic: the
+simulator asks for it a million times.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hotprefix.errors import InputError
+
+VERSION: Final = 1
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Link(_Frozen):
+    """One direction between two tiers: seconds before the first byte, then bytes per second."""
+
+    latency_s: Seconds
+    bytes_per_s: Rate
+
+    def seconds(self, size: int) -> float:
+        """How long `size` bytes take when nothing else uses the link."""
+        return self.latency_s + size / self.bytes_per_s
+
+
+class Links(_Frozen):
+    """The links below L1; None = not known, and a replay that needs one has to be given it. save: L1 to L2,
+    restore: L2 to L1, put: L2 to L3, fetch: L3 to L2."""
+
+    save: Link | None = None
+    restore: Link | None = None
+    put: Link | None = None
+    fetch: Link | None = None
+
+
+class ErrorOf(_Frozen):
+    """Absolute error of predicted step times, as shares of the measured ones, over `samples` steps."""
+
+    samples: Count
+    median: Share
+    p95: Share
+
+
+class FitError(_Frozen):
+    """How far off steps are that the fit did not see. method: how that was found out. None: no such steps.
+    bias: (sum predicted - sum measured) / sum measured, all steps."""
+
+    method: Text
+    overall: ErrorOf
+    prefill: ErrorOf | None = None
+    decode: ErrorOf | None = None
+    mixed: ErrorOf | None = None
+    bias: Annotated[float, Field(allow_inf_nan=False)]
+
+
+class CostModel(_Frozen):
+    """The time of a forward pass and of planning it, and the size of what moves.
+
+    name, source: what it is and where the figures are from, for people. model, dtype, hardware, date: of the
+    measurement (of the publication for a preset). Seconds per: base_s step; prefill_token_s position in a
+    chunk of more than one; prefill_context_s (position, position it attends to) pair of those; decode_s
+    chunk of one position; decode_context_s position that those attend to. scheduler_*: what a step costs
+    outside the forward pass: per step, running request and waiting request. kv_token_bytes: keys and values
+    of one token in all layers. fit: None where nothing was fitted.
+    """
+
+    version: Literal[1] = VERSION
+    name: Text
+    source: Text
+    model: Text
+    dtype: Text
+    hardware: Text
+    date: Annotated[dt.date, Field(strict=False)]
+    base_s: Seconds
+    prefill_token_s: Seconds
+    prefill_context_s: Seconds
+    decode_s: Seconds
+    decode_context_s: Seconds
+    scheduler_base_s: Seconds
+    scheduler_running_s: Seconds
+    scheduler_waiting_s: Seconds
+    kv_token_bytes: Count
+    links: Links = Links()
+    fit: FitError | None = None
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> Self:
+        """A step that takes no time would let a replay run for ever at one moment."""
+        if self.base_s + min(self.prefill_token_s, self.decode_s) <= 0:
+            raise ValueError("base_s and one of prefill_token_s and decode_s are 0: a step takes time")
+        return self
+
+    def step_s(self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int) -> float:
+        """Seconds of one forward pass (`Features`)."""
+        return (
+            self.base_s
+            + self.prefill_token_s * prefill_tokens
+            + self.prefill_context_s * prefill_context
+            + self.decode_s * decodes
+            + self.decode_context_s * decode_context
+        )
+
+    def scheduler_s(self, running: int, waiting: int) -> float:
+        """Seconds that a step takes beside its forward pass, with so many requests."""
+        return self.scheduler_base_s + self.scheduler_running_s * running + self.scheduler_waiting_s * waiting
+
+    @property
+    def label(self) -> str:
+        """One line for reports: source and error."""
+        error = "no fit error known"
+        if self.fit is not None:
+            of = self.fit.overall
+            error = f"step time error median {of.median:.1%}, p95 {of.p95:.1%} ({self.fit.method})"
+        return (
+            f"{self.name}: {self.model}, {self.dtype}, {self.hardware}, {self.date}; {error}; {self.source}"
+        )
+
+    # -- its file ---------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write the file whole or not at all. Raises InputError where it cannot be written."""
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise InputError(f"{path}: cannot write the cost model: {error.strerror}", param="out") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file that `save` wrote. Raises InputError: absent, damaged, of another version, or with a
+        value that cannot be."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise InputError(f"{path}: cannot read the cost model: {reason}", param="cost") from error
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Self:
+        """The model in a file's text. where: names it in messages. Raises InputError."""
+        try:
+            found = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"{where}: damaged, not JSON (line {error.lineno}: {error.msg}): calibrate again",
+                param="cost",
+            ) from error
+        _check_version(found, where)
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            raise InputError(f"{where}: {_first(error)}", param="cost") from error
+
+
+def _check_version(found: Any, where: str) -> None:
+    if not isinstance(found, dict) or "version" not in found:
+        raise InputError(f"{where}: no cost model (it has no version): calibrate again", param="cost")
+    if found["version"] != VERSION:
+        raise InputError(
+            f"{where}: cost model version {found['version']!r}, this reads {VERSION}: calibrate again",
+            param="cost",
+        )
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, with its value."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if not field:
+        return str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
+    value = "" if first["type"] == "missing" else f"={first['input']!r}"
+    return f"{field}{value}: {first['msg']}"
