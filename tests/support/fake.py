@@ -8,6 +8,8 @@ changes the text, and what a request must say is a pure function of its tokens (
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hotprefix.kernel import tokens as tk
@@ -68,10 +70,23 @@ class FakeExecutor:
         self.computed = 0
         self.stored: dict[bytes, bytes] = {}
 
-    def run(self, plan: StepPlan, stop_at: frozenset[int] = frozenset()) -> StepOutcome:
-        """stop_at: token ids that end a request."""
+    def run(self, plan: StepPlan, stop_at: frozenset[int] = frozenset(), repeats: int = 1) -> StepOutcome:
+        """stop_at: token ids that end a request. repeats: how often to run the plan's decodes, the tables
+        as the plan gave them."""
         with np.errstate(over="ignore"):
-            return self._run(plan, stop_at)
+            outcome = self._run(plan, stop_at)
+            if repeats == 1 or not outcome.ok:
+                return outcome
+            known = {r: tk.encode([t]) for r, t in outcome.sampled.items()}
+            for i in range(1, repeats):
+                chunks = tuple(
+                    replace(c, start=c.start + i, tokens=known[c.request][-4:], table_from=len(t), table=())
+                    for c in plan.chunks
+                    for t in [self.tables[c.slot]]
+                )
+                outcome = self._run(replace(plan, chunks=chunks), stop_at)
+                known = {r: known[r] + tk.encode([t]) for r, t in outcome.sampled.items()}
+            return StepOutcome(sampled=known, repeats=repeats)
 
     def _slots(self, table: list[int], stop: int) -> np.ndarray:
         positions = np.arange(stop)

@@ -632,4 +632,4 @@ def test_plans_without_tiers_carry_nothing() -> None:
     d = Driver(40, PAGE)
     d.submit("a", LONG, 3)
     d.run()
-    assert all(p == StepPlan(p.step, p.chunks, p.admissions) for p in d.plans)
+    assert all(p == StepPlan(p.step, p.chunks, p.admissions, repeat=p.repeat) for p in d.plans)

@@ -88,10 +88,14 @@ class FirstToken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
+    """cached: prompt tokens reused. computed: positions computed, of which recomputed a second time (after a
+    retraction), so that cached + computed - recomputed = prompt + outputs - 1 where it ran to its end."""
+
     request: RequestId
     reason: Finish
     cached: int
     computed: int
+    recomputed: int
     outputs: int
     retractions: int
 

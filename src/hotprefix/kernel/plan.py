@@ -102,7 +102,11 @@ class StepPlan:
     """One step. In this order: start `fetches`, give up `cancels`, read out `stores` (from L2), copy `saves`
     (L1 to L2), copy `restores` (L2 to L1), run `chunks` as one forward pass, mark each chain of `touches`
     (page keys, root first) as just used in L3. An `empty` plan has nothing to execute and is not committed;
-    its fetches, cancels and touches are to be carried out all the same."""
+    its fetches, cancels and touches are to be carried out all the same.
+
+    repeat: how many times in all the forward pass may be run before the next plan, each time for the position
+    after the last and the token sampled there: so long nothing would be decided in between. 1 unless
+    every chunk is a decode. A driver may stop after any number of times; one that runs once is right."""
 
     step: int
     chunks: tuple[Chunk, ...] = ()
@@ -115,6 +119,7 @@ class StepPlan:
     saves: tuple[Copy, ...] = ()
     restores: tuple[Copy, ...] = ()
     touches: tuple[tuple[bytes, ...], ...] = ()
+    repeat: int = 1
 
     @property
     def empty(self) -> bool:
@@ -127,20 +132,22 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What came of a plan. ok: the forward pass ran. sampled: one token for each chunk with
-    `samples`. stopped: requests whose sampled token ended them (end of sequence, stop string).
+    """What came of a plan. ok: the forward pass ran, `repeats` times. sampled: for each chunk with
+    `samples` one token, or where repeats > 1 that many, int32 bytes. stopped: requests whose last
+    sampled token ended them (end of sequence, stop string).
     restore_s: seconds the plan's restores took, 0 where there were none or nobody measured."""
 
     ok: bool = True
-    sampled: Mapping[RequestId, int] = field(default_factory=dict)
+    sampled: Mapping[RequestId, int | bytes] = field(default_factory=dict)
     stopped: frozenset[RequestId] = frozenset()
     error: str | None = None
     restore_s: float = 0.0
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one request gained from a commit (or an abort). token: the sampled token, None where the
+    """What one request gained from a commit (or an abort). token: the last sampled token, None where the
     step only prefilled or the request ended without one. cached: prompt tokens first reused
     (effective reuse, counted once), of which host and storage came from L2 and L3 (the rest from L1).
     computed: positions computed for it so far, re-computation

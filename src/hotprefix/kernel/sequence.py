@@ -26,16 +26,17 @@ class Phase(Enum):
 class Sequence:
     """See the module's rules. `target` is the number of known tokens at admission: what lies below it
     is prefill. adopted: tokens taken from the cache since the last commit. cached: effective reuse,
-    counted only until the first run is retracted; host and storage are the parts of it that came from
+    of positions it had never reached before; host and storage are the parts of it that came from
     L2 and L3. saved: leading pages whose copy in L2 was seen to. fetch: the L3 fetch it waits for;
-    from_storage: the pages [first, last) that one brought to L2. highest: most positions ever computed.
+    from_storage: the pages [first, last) that one brought to L2. highest: most positions ever reached;
+    recomputed: positions below it that were computed again.
     Times are the driver's clock, seconds."""
 
     __slots__ = (
         "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
         "computed_total", "dirty_from", "executed", "failures", "fetch", "fetch_decided", "from_storage",
         "handle", "highest", "host", "key", "known", "matched_at_enqueue", "memo", "outputs", "overtaken",
-        "phase", "request", "retractions", "reuse_counts", "saved", "serial", "shared", "slot", "storage",
+        "phase", "recomputed", "request", "retractions", "saved", "serial", "shared", "slot", "storage",
         "suspect_until", "table", "target", "target_key",
     )  # fmt: skip
 
@@ -65,8 +66,8 @@ class Sequence:
         self.adopted = 0
         self.cached = 0
         self.computed_total = 0
+        self.recomputed = 0
         self.highest = 0
-        self.reuse_counts = True
         self.matched_at_enqueue = 0
         self.fetch: int | None = None
         self.fetch_decided = False
@@ -121,13 +122,15 @@ class Sequence:
     def owned(self) -> list[int]:
         return self.table[self.shared :]
 
-    def append(self, token: int) -> None:
-        """A sampled token becomes known; it has no KV yet (handed case 24)."""
-        word = token.to_bytes(tk.TOKEN_BYTES, "little", signed=True)
-        self.known += word
+    def append(self, sampled: int | bytes) -> None:
+        """One sampled token, or several, become known; the last has no KV yet (handed case 24)."""
+        words = (
+            sampled.to_bytes(tk.TOKEN_BYTES, "little", signed=True) if isinstance(sampled, int) else sampled
+        )
+        self.known += words
         if self.key is not self.known:
-            self.key += word
-        self.outputs += 1
+            self.key += words
+        self.outputs += tk.count(words)
 
     def restart(self) -> None:
         """Back to waiting with everything known so far as the new prefill target."""
@@ -143,4 +146,3 @@ class Sequence:
         self.memo = None
         self.saved = 0
         self.adopted = self.adopted_host = self.adopted_storage = 0
-        self.reuse_counts = not self.executed

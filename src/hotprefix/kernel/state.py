@@ -24,6 +24,8 @@ from hotprefix.kernel.sched.sessions import SessionHolds
 from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
+RESERVE_DECAY = 0.98
+
 
 class State:
     """See the module's rules. reserve: the over-commit's current share of outputs kept free. preempts:
@@ -36,6 +38,7 @@ class State:
         self.counters = Counters()
         self.now = 0.0
         self.planned_at = 0.0
+        self.step = 0
         self.l1 = Tier(config.total_pages, config.page_size, config.eviction, self._on_evict)
         self.tables = Tables(self.l1)
         self.queue = WaitingQueue()
@@ -72,6 +75,17 @@ class State:
         self.counters.evicted_pages += len(pages)
         if self.emit.on:
             self.emit(ev.Evicted(self.now, tuple(pages)))
+
+    def ran(self, repeats: int) -> None:
+        """The plan in flight has run that many times: as many passes have gone by."""
+        self.counters.steps += repeats
+        for _ in range(repeats - 1):
+            self.step += 1
+            self.relax()
+
+    def relax(self) -> None:
+        """One planning pass: what a retraction added to the reserve decays."""
+        self.reserve = max(self.config.output_reserve, self.reserve * RESERVE_DECAY)
 
     # -- entering ---------------------------------------------------------------------------------
 
@@ -273,6 +287,7 @@ class State:
                     finish,
                     seq.cached,
                     seq.computed_total,
+                    seq.recomputed,
                     seq.outputs,
                     seq.retractions,
                 )

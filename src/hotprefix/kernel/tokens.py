@@ -31,3 +31,8 @@ def view(tokens: bytes) -> npt.NDArray[np.int32]:
 def count(tokens: bytes | bytearray) -> int:
     """Number of tokens."""
     return len(tokens) // TOKEN_BYTES
+
+
+def last(tokens: bytes) -> int:
+    """The last of at least one token."""
+    return int.from_bytes(tokens[-TOKEN_BYTES:], "little", signed=True)

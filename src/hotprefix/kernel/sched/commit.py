@@ -15,6 +15,7 @@ from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan
 from hotprefix.kernel.sched.publish import publishable
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State, progress_of
+from hotprefix.kernel.tokens import TOKEN_BYTES, last
 
 MIN_PREFILL = 64
 PREFILL_SHARE = 0.9
@@ -29,10 +30,9 @@ class Committer:
     def commit(self, plan: StepPlan, outcome: StepOutcome) -> tuple[Progress, ...]:
         if not outcome.ok:
             return self._fail(plan, outcome.error or "the step failed")
-        missing = [c.request for c in plan.chunks if c.samples and c.request not in outcome.sampled]
-        if missing:
-            raise ProtocolError(f"no sampled token for {', '.join(missing)}")
+        _check(plan, outcome)
         s = self._s
+        s.ran(outcome.repeats)
         s.counters.indexed_pages += sum(len(node.pages) for node in s.l1.tree.settle())
         if s.host is not None:
             s.host.commit()
@@ -42,26 +42,28 @@ class Committer:
             done = self._advance(s.sequences[chunk.request], chunk, outcome)
             if done is not None:
                 progress.append(done)
-        self._count_step(plan, ok=True)
+        self._count_step(plan, True, outcome.repeats)
         return tuple(progress)
 
     def _advance(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress | None:
         s = self._s
-        prefilled = seq.prefilling
-        self._count_chunk(seq, chunk)
-        seq.computed = chunk.stop
-        prefilled = prefilled and not seq.prefilling
+        stop = chunk.stop + outcome.repeats - 1
+        self._count_chunk(seq, chunk.start, stop)
+        seq.computed = stop
+        prefilled = chunk.prefill and not seq.prefilling
         if prefilled and s.emit.on:
             s.emit(ev.PrefillDone(s.now, seq.request.id, seq.cached, seq.computed_total))
         token, finish = self._sampled(seq, chunk, outcome)
         if finish is not None:
             return s.end(seq, finish, token)
-        s.tables.settled(seq)
-        s.publish(seq, publishable(s.rules, seq, ended=False))
-        s.save_published(seq)
+        page = s.config.page_size
+        if chunk.prefill or stop // page > min(seq.shared, chunk.start // page):
+            s.tables.settled(seq)
+            s.publish(seq, publishable(s.rules, seq, ended=False))
+            s.save_published(seq)
         if prefilled and s.config.flight is Flight.EXACT_PREFILL:
             s.release_flight(seq)
-        if seq.computed >= seq.suspect_until and s.suspects.pop(seq.request.id, None) is not None:
+        if s.suspects and stop >= seq.suspect_until and s.suspects.pop(seq.request.id, None) is not None:
             seq.failures = 0
         if token is None:
             return None
@@ -72,8 +74,9 @@ class Committer:
             return None, Finish.ABORT
         if not chunk.samples:
             return None, None
-        token = outcome.sampled[chunk.request]
-        seq.append(token)
+        sampled = outcome.sampled[chunk.request]
+        seq.append(sampled)
+        token = sampled if isinstance(sampled, int) else last(sampled)
         if seq.outputs == 1 and self._s.emit.on:
             self._s.emit(ev.FirstToken(self._s.now, seq.request.id))
         if chunk.request in outcome.stopped:
@@ -82,28 +85,42 @@ class Committer:
             return token, Finish.LENGTH
         return token, None
 
-    def _count_chunk(self, seq: Sequence, chunk: Chunk) -> None:
+    def _count_chunk(self, seq: Sequence, start: int, stop: int) -> None:
         count = self._s.counters
-        positions = chunk.stop - chunk.start
-        in_prompt = max(0, min(chunk.stop, seq.target) - chunk.start)
+        positions = stop - start
+        in_prompt = max(0, min(stop, seq.target) - start)
         count.computed_prompt_tokens += in_prompt
         count.computed_output_tokens += positions - in_prompt
-        count.recomputed_tokens += max(0, min(chunk.stop, seq.highest) - chunk.start)
-        seq.highest = max(seq.highest, chunk.stop)
         seq.computed_total += positions
+        if start < seq.highest:
+            again = min(stop, seq.highest) - start
+            seq.recomputed += again
+            count.recomputed_tokens += again
+        if seq.adopted:
+            self._count_reuse(seq, start)
+        seq.highest = max(seq.highest, stop)
         if not seq.executed:
             seq.executed = True
             count.lookups += 1
             count.prompt_tokens += seq.request.prompt_len
-        if seq.adopted and seq.reuse_counts:
-            count.hits += not seq.cached
-            count.cached_tokens += seq.adopted
-            seq.cached += seq.adopted
-            seq.host += seq.adopted_host
-            seq.storage += seq.adopted_storage
-            count.cached_host_tokens += seq.adopted_host
-            count.cached_storage_tokens += seq.adopted_storage
+
+    def _count_reuse(self, seq: Sequence, start: int) -> None:
+        """Adopted tokens end where the chunk starts. Those below `highest` were counted, as reused or as
+        computed, before a retraction (terms.md: work redone is never extra reuse; handed case 156)."""
+        count = self._s.counters
+        reused = start - max(start - seq.adopted, seq.highest)
+        host, storage = seq.adopted_host, seq.adopted_storage
         seq.adopted = seq.adopted_host = seq.adopted_storage = 0
+        if reused <= 0:
+            return
+        host, storage = min(host, reused), min(storage, reused - min(host, reused))
+        count.hits += not seq.cached
+        count.cached_tokens += reused
+        seq.cached += reused
+        seq.host += host
+        seq.storage += storage
+        count.cached_host_tokens += host
+        count.cached_storage_tokens += storage
 
     def _learn(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Let predictions follow what steps really took. Only steps that are nearly all prefill tell the
@@ -141,16 +158,30 @@ class Committer:
         self._count_step(plan, ok=False)
         return tuple(progress)
 
-    def _count_step(self, plan: StepPlan, ok: bool) -> None:
+    def _count_step(self, plan: StepPlan, ok: bool, repeats: int = 1) -> None:
         s = self._s
-        s.counters.steps += 1
         s.counters.failed_steps += not ok
         if s.emit.on:
             now = s.l1.occupancy()
             prefill = sum(c.stop - c.start for c in plan.chunks if c.prefill)
+            decode = (plan.batched_tokens - prefill) * repeats
             s.emit(
                 ev.Stepped(
-                    s.now, plan.step, ok, prefill, plan.batched_tokens - prefill, len(s.running),
+                    s.now, plan.step, ok, prefill, decode, len(s.running),
                     len(s.queue) + s.parked, now.free, now.evictable, now.protected,
                 )
             )  # fmt: skip
+
+
+def _check(plan: StepPlan, outcome: StepOutcome) -> None:
+    """An outcome has to answer its plan."""
+    if not 1 <= outcome.repeats <= plan.repeat:
+        raise ProtocolError(f"step {plan.step} may run {plan.repeat} times, not {outcome.repeats}")
+    missing = [c.request for c in plan.chunks if c.samples and c.request not in outcome.sampled]
+    if missing:
+        raise ProtocolError(f"no sampled token for {', '.join(missing)}")
+    if outcome.repeats == 1:
+        return
+    for request, sampled in outcome.sampled.items():
+        if not isinstance(sampled, bytes) or len(sampled) != outcome.repeats * TOKEN_BYTES:
+            raise ProtocolError(f"request {request} needs {outcome.repeats} sampled tokens")

@@ -23,7 +23,7 @@ from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.state import State
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
-RESERVE_DECAY = 0.98
+NOTHING = Moves()
 
 
 class Planner:
@@ -33,7 +33,6 @@ class Planner:
         self._s = state
         self._admission = Admission(state)
         self._refresh = QueueRefresh(state)
-        self._step = 0
         self._budget = 0
         self._prefilled = False
         self._chunks: list[Chunk] = []
@@ -42,10 +41,10 @@ class Planner:
 
     def plan(self) -> StepPlan:
         s = self._s
-        self._step += 1
+        s.step += 1
         self._chunks, self._admitted, self._retracted = [], [], []
         self._prefilled = False
-        s.reserve = max(s.config.output_reserve, s.reserve * RESERVE_DECAY)
+        s.relax()
         s.sessions.expire(s.now)
         self._refresh.run()
         if s.prefetch is not None:
@@ -61,11 +60,41 @@ class Planner:
         if s.emit.on:
             for fetch in fetches:
                 s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
-        moves = s.host.take() if s.host is not None else Moves()
+        moves = s.host.take() if s.host is not None else NOTHING
+        repeat = 1 if fetches or cancels or moves != NOTHING else self._repeat()
         return StepPlan(
-            self._step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall, fetches,
-            cancels, moves.stores, moves.saves, moves.restores, moves.touches,
+            s.step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall, fetches,
+            cancels, moves.stores, moves.saves, moves.restores, moves.touches, repeat,
         )  # fmt: skip
+
+    def _repeat(self) -> int:
+        """How often the step may run before anything would be decided.
+
+        Only where all that runs decodes, and up to the step before one of them completes a page, its
+        outputs, or a refresh is due: no page is allocated, published or returned until then. A request that
+        waits for room could not start meanwhile either: what running ones are owed never shrinks, once
+        the reserve has decayed to its floor.
+        """
+        s = self._s
+        if (
+            not self._chunks
+            or self._prefilled
+            or self._retracted
+            or s.suspects
+            or len(self._chunks) != len(s.running)
+        ):
+            return 1
+        room_may_come = (
+            s.prefetch is not None or s.preempts or len(s.sessions) or s.reserve > s.config.output_reserve
+        )
+        if len(s.queue) and s.slots and room_may_come:
+            return 1
+        page, most = s.config.page_size, self._refresh.passes_left()
+        for seq in s.running:
+            most = min(most, page - 1 - seq.computed % page, seq.outputs_left)
+            if seq.computed < seq.target:
+                return 1
+        return max(1, most)
 
     def _plan_batch(self) -> None:
         s = self._s

@@ -19,6 +19,7 @@ from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State
 
+UNBOUNDED = 1 << 30
 RECENCY_BASED = frozenset({Eviction.LRU, Eviction.SLRU})
 
 
@@ -35,7 +36,6 @@ class QueueRefresh:
             and config.eviction in RECENCY_BASED
             and config.order not in CACHE_AWARE
         )
-        self._passes = 0
         if usable and config.refresh is Refresh.QUEUE_INFORMED:
             state.l1.wanted = self._wanted
 
@@ -43,8 +43,7 @@ class QueueRefresh:
         """Once per planning pass, before the queue is ordered."""
         if not self._window:
             return
-        self._passes += 1
-        if self._passes % self._s.config.refresh_every:
+        if self._s.step % self._s.config.refresh_every:
             return
         lookup, touch, touched = self._s.tables.lookup, self._s.l1.tree.touch, 0
         for seq in reversed(self._first_waiting()):
@@ -54,6 +53,14 @@ class QueueRefresh:
                 touched += 1
         self._s.counters.refresh_passes += 1
         self._s.counters.refresh_touches += touched
+
+    def passes_left(self) -> int:
+        """Passes until the next one that touches something new; those in between may be left out. With
+        `refresh_every` = 1 each repeats the last one's touches, which changes no order."""
+        every = self._s.config.refresh_every
+        if not self._window or every == 1:
+            return UNBOUNDED
+        return every - self._s.step % every
 
     def _first_waiting(self) -> list[Sequence]:
         return list(islice(self._s.queue, self._s.config.refresh_window))

@@ -1,0 +1,118 @@
+"""A plan that says "may be repeated" means it: running its decodes many times before the next plan gives
+the events, pages and text that planning each time would give (`StepPlan.repeat`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotprefix.errors import RequestRejected
+from hotprefix.kernel import events as ev
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.config import Capabilities, Eviction, Flight, Order, Publication, Refresh
+from tests.support.drive import Driver
+
+CONFIGS = st.fixed_dictionaries(
+    {
+        "publication": st.sampled_from(Publication),
+        "flight": st.sampled_from(Flight),
+        "order": st.sampled_from(Order),
+        "eviction": st.sampled_from(Eviction),
+        "refresh": st.sampled_from(Refresh),
+        "refresh_every": st.sampled_from([1, 1, 3, 7]),
+        "max_running": st.integers(1, 5),
+        "max_batched_tokens": st.sampled_from([8, 13, 64]),
+        "preemption": st.booleans(),
+        "output_reserve": st.sampled_from([0.0, 0.3, 1.0]),
+        "lookahead": st.sampled_from([0, 2]),
+        "session_pages": st.sampled_from([0, 6]),
+    }
+)
+ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(0, 60), st.integers(0, 2), st.integers(1, 40), st.integers(1, 40), st.integers(0, 1),
+        st.sampled_from([None, "s", "t"]),
+    ),
+    min_size=1,
+    max_size=9,
+)  # fmt: skip
+
+
+class Program:
+    """Runs one list of arrivals; `many` repeats each step as often as it may until the next arrival."""
+
+    def __init__(self, config: dict[str, Any], pages: int, page: int, same: bool, many: bool) -> None:
+        self.events: list[ev.Event] = []
+        self.many = many
+        self.longest = 1
+        self.d = Driver(pages, page, Capabilities(same), self.events.append, **config)
+
+    def run(self, arrivals: list[tuple[Any, ...]]) -> Program:
+        d, todo = self.d, sorted(enumerate(arrivals), key=lambda a: a[1][0])
+        while todo or d.kernel.has_work:
+            while todo and todo[0][1][0] <= d.now:
+                self._submit(*todo.pop(0))
+            self._step(todo[0][1][0] if todo else 10**9)
+        d.kernel.check()
+        return self
+
+    def _submit(self, name: int, arrival: tuple[Any, ...]) -> None:
+        _, base, length, outputs, priority, session = arrival
+        prompt = [(7 * i + 31 * base) % 97 for i in range(length)]
+        more = {"priority": priority, "session": session, "hold_s": 5.0}
+        try:
+            self.d.submit(f"r{name}", prompt, outputs, **more)
+        except RequestRejected:
+            return
+
+    def _step(self, until: float) -> None:
+        d = self.d
+        plan = d.plan()
+        if plan.empty:
+            d.now += 1
+            return
+        times = min(plan.repeat, max(1, int(until - d.now))) if self.many else 1
+        self.longest = max(self.longest, times)
+        outcome = d.executor.run(plan, repeats=times)
+        d.now += times
+        for progress in d.kernel.commit(plan, outcome, d.now):
+            if times > 1:
+                d.outputs[progress.request] += tk.view(outcome.sampled[progress.request][:-4]).tolist()
+            d._note(progress)
+        d.kernel.check()
+
+    def told(self) -> list[ev.Event]:
+        return [e for e in self.events if not isinstance(e, ev.Stepped | ev.Stalled)]
+
+    def work(self) -> tuple[int, ...]:
+        steps = [e for e in self.events if isinstance(e, ev.Stepped)]
+        return sum(e.prefill_tokens for e in steps), sum(e.decode_tokens for e in steps)
+
+
+@given(
+    config=CONFIGS, arrivals=ARRIVALS, page=st.sampled_from([2, 8, 16]), tokens=st.integers(40, 300),
+    same=st.booleans(),
+)  # fmt: skip
+def test_repeating_decodes_decides_nothing(
+    config: dict[str, Any], arrivals: list[tuple[Any, ...]], page: int, tokens: int, same: bool
+) -> None:
+    once, many = (
+        Program(config, max(1, tokens // page), page, same, many).run(arrivals) for many in (False, True)
+    )
+    assert once.told() == many.told()
+    assert once.work() == many.work()
+    assert once.d.outputs == many.d.outputs
+    many.d.assert_cold_equal()
+    for name in ("steps", "retractions", "recomputed_tokens", "evicted_pages", "indexed_pages"):
+        assert getattr(once.d.kernel.counters, name) == getattr(many.d.kernel.counters, name), name
+    assert once.d.kernel.status() == many.d.kernel.status()
+
+
+def test_long_answers_are_planned_once_a_page() -> None:
+    program = Program({}, 64, 16, True, many=True).run([(0, 0, 20, 100, 0, None)])
+    plans = [p for p in program.d.plans if p.chunks]
+    assert [p.repeat for p in plans] == [1, 11, 1, *([15, 1] * 5), 7]
+    assert program.longest == 15
+    program.d.assert_cold_equal()
