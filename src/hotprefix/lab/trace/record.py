@@ -1,4 +1,4 @@
-"""One request of a trace. Owns: `TraceRequest` and `Trace`, what every reader yields and every replay reads.
+"""One request of a trace. Owns: `TraceRequest`, `Provenance`, `Trace`: what readers yield and replays read.
 
 Rules: lengths are tokens, times seconds. A block is `block_size` consecutive token positions, named by an
 id that is unique within the trace and stands for its tokens *and* everything before it, so equal ids mean
@@ -21,6 +21,8 @@ Blocks = NDArray[np.int32]
 class TraceRequest:
     """One request.
 
+    input_length: tokens, >= 1. output_length: tokens, >= 0; 0 = none recorded (a replay samples the one token
+    that ends a prefill). id: unique within the trace.
     blocks: ids of the prompt's blocks, int32 >= 0, shape (input_length // block_size,) or one more where
     the partial last block has an id of its own (it may be the id of the block it grows into); empty where
     the trace records no prefixes. output_blocks: ids of blocks input_length // block_size and following
@@ -46,6 +48,16 @@ class TraceRequest:
     tools: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a trace comes from. source: file, or generator with its parameters. format: how it is written.
+    notes: how ids, lengths and times were formed, and what was assumed; for readers of a report."""
+
+    source: str
+    format: str
+    notes: tuple[str, ...] = ()
+
+
 class Trace(Protocol):
     """A trace that can be read any number of times; each reading streams. Requests of one session stand
     together or in order of arrival; a parent always before its children. has_prefixes: blocks are
@@ -59,4 +71,6 @@ class Trace(Protocol):
     def has_prefixes(self) -> bool: ...
     @property
     def has_sessions(self) -> bool: ...
+    @property
+    def provenance(self) -> Provenance: ...
     def __iter__(self) -> Iterator[TraceRequest]: ...

@@ -1,0 +1,255 @@
+"""Coding-agent sessions. Owns: the importer for `cc_weka_sessions_b64`: one Claude Code session a line.
+
+Rules: a row's prompt is the first `keep` blocks of an earlier row's and `new` fresh ones, so an id is
+(session, row that brought it, offset), numbered through the whole trace. Only complete blocks have one. A
+cache belongs to one model: a row whose `parent` ran on another one shares nothing with it. Closed
+loop: `_triggers`. See docs/traces.md for what is assumed and how often it matters.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass as plain
+from typing import Final, NamedTuple
+
+import numpy as np
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from hotprefix.errors import ConfigError
+from hotprefix.lab.trace.fields import INT32_MAX, STRICT, Outputs, Seconds, Tokens
+from hotprefix.lab.trace.record import Blocks, TraceRequest
+
+
+class Row(NamedTuple):
+    """A request as recorded. t: seconds since the session's start. agent: 0 = main. inp: what it adds, of
+    u user text, r tool result, c tool use, k thinking. model: index into the session's, or a name."""
+
+    t: Seconds
+    agent: Outputs
+    tokens_in: Tokens
+    tokens_out: Outputs
+    parent: int
+    keep: Outputs
+    new: Outputs
+    think: Seconds | None
+    api: Seconds | None
+    ttft: Seconds | None
+    inp: str
+    stop: str | None
+    model: int | str
+
+    @property
+    def kind(self) -> str:
+        return "user" if "u" in self.inp else "tool"
+
+
+@dataclass(config=STRICT, slots=True)
+class Session:
+    """A line. tool_tokens, system_tokens: lengths of what precedes the main agent's first message."""
+
+    id: str
+    models: list[str]
+    block_size: Tokens
+    tool_tokens: Outputs
+    system_tokens: Outputs
+    cols: list[str]
+    rows: list[Row]
+
+    def model(self, row: Row) -> str:
+        if isinstance(row.model, str):
+            return row.model
+        if not 0 <= row.model < len(self.models):
+            raise ValueError(f"rows: model {row.model} is not among the session's {len(self.models)}")
+        return self.models[row.model]
+
+
+COLUMNS: Final = [
+    "t",
+    "agent",
+    "in",
+    "out",
+    "parent",
+    "keep",
+    "new",
+    "think",
+    "api",
+    "ttft",
+    "inp",
+    "stop",
+    "model",
+]
+_SESSION: Final = TypeAdapter(Session)
+
+
+@plain(frozen=True, slots=True)
+class SessionStarts:
+    """When sessions begin, which the file does not record. rate: sessions a second on average, as a Poisson
+    process drawn with `seed`; None = all at 0."""
+
+    rate: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ConfigError(f"rate={self.rate}: give sessions per second above 0", param="rate")
+
+    def times(self) -> Iterator[float]:
+        """Start of each session, seconds, never decreasing."""
+        random, now = np.random.default_rng(self.seed), 0.0
+        while True:
+            yield now
+            now += random.exponential(1 / self.rate) if self.rate else 0.0
+
+
+@plain(frozen=True, slots=True)
+class Assumed:
+    """What the file leaves open. shared_prefix: main agents with equal (model, tool_tokens, system_tokens)
+    begin with the same tools and system prompt. answers: an answer stands unchanged in the next prompt
+    that keeps all of this one, so its blocks are found there."""
+
+    shared_prefix: bool = True
+    answers: bool = False
+
+    def notes(self, starts: SessionStarts) -> tuple[str, ...]:
+        when = f"Poisson, {starts.rate} a second, seed {starts.seed}" if starts.rate else "all at 0 s"
+        return (
+            "blocks: expanded from parent/keep/new, complete 64-token blocks only; none shared across models",
+            "tools and system prompt: shared between sessions with equal (model, tool_tokens, system_tokens)"
+            if self.shared_prefix
+            else "sessions share nothing with each other",
+            "answers: assumed to stand in the next prompt as generated"
+            if self.answers
+            else "answers: their blocks are not recorded, so nothing of an answer is reused",
+            f"session starts are not recorded: {when}; arrivals inside a session are the recorded ones",
+            "think times: from the end of the triggering request as recorded, 0 where they overlapped",
+        )
+
+
+def parse_session(raw: bytes) -> Session:
+    """One line. Raises ValueError."""
+    session = _SESSION.validate_json(raw)
+    if session.cols != COLUMNS:
+        raise ValueError(f"cols: {session.cols} instead of {COLUMNS}")
+    return session
+
+
+class CodingAgents:
+    """Importer for one reading. block_size: what the caller insists on."""
+
+    def __init__(self, block_size: int | None, starts: SessionStarts, assumed: Assumed) -> None:
+        self._block_size = block_size
+        self._starts = starts.times()
+        self._assumed = assumed
+        self._sessions: set[str] = set()
+        self._prefixes: dict[tuple[str, int, int], Blocks] = {}
+        self._next = 0
+
+    def take(self, line: int, raw: bytes) -> Sequence[TraceRequest]:
+        session = parse_session(raw)
+        if self._block_size not in (None, session.block_size):
+            raise ValueError(f"block_size: {session.block_size}, but {self._block_size} was asked for")
+        if session.id in self._sessions:
+            raise ValueError(f"id: session {session.id!r} stands twice")
+        prompts = self._prompts(session)
+        self._sessions.add(session.id)
+        triggers, ends = _triggers(session.rows), _ends(session.rows)
+        start = next(self._starts)
+        answers = _answers(session, prompts) if self._assumed.answers else [None] * len(prompts)
+        return [
+            TraceRequest(
+                id=f"{session.id}/{i}",
+                input_length=row.tokens_in,
+                output_length=row.tokens_out,
+                blocks=prompts[i],
+                arrival_s=start + row.t,
+                session=session.id,
+                parent=None if trigger is None else f"{session.id}/{trigger}",
+                think_s=None if trigger is None else max(0.0, row.t - ends[trigger]),
+                output_blocks=answers[i],
+                namespace=session.model(row),
+                kind=row.kind,
+            )
+            for i, (row, trigger) in enumerate(zip(session.rows, triggers, strict=True))
+        ]
+
+    def _prompts(self, session: Session) -> list[Blocks]:
+        """Block ids of each row's prompt. Raises ValueError (a row contradicts an earlier one)."""
+        found: list[Blocks] = []
+        for i, row in enumerate(session.rows):
+            _check(session, i)
+            kept = found[row.parent][: row.keep] if row.parent >= 0 else np.empty(0, np.int32)
+            if row.parent >= 0 and session.model(row) != session.model(session.rows[row.parent]):
+                kept = kept[:0]
+            elif i == 0 and self._assumed.shared_prefix:
+                kept = self._prefix(session)[: row.new]
+            fresh = self._fresh(row.keep + row.new - len(kept))
+            found.append(np.concatenate((kept, fresh)))
+        return found
+
+    def _prefix(self, session: Session) -> Blocks:
+        key = (session.model(session.rows[0]), session.tool_tokens, session.system_tokens)
+        if key not in self._prefixes:
+            self._prefixes[key] = self._fresh((key[1] + key[2]) // session.block_size)
+        return self._prefixes[key]
+
+    def _fresh(self, count: int) -> Blocks:
+        if self._next + count > INT32_MAX:
+            raise ValueError("rows: more than 2^31 distinct blocks")
+        self._next += count
+        return np.arange(self._next - count, self._next, dtype=np.int32)
+
+
+def _check(session: Session, i: int) -> None:
+    """A row fits those before it. Raises ValueError."""
+    row, rows = session.rows[i], session.rows
+    if not -1 <= row.parent < i:
+        raise ValueError(f"rows.{i}.parent: {row.parent} is not an earlier row")
+    held = rows[row.parent].keep + rows[row.parent].new if row.parent >= 0 else 0
+    if row.keep > held:
+        raise ValueError(f"rows.{i}.keep: {row.keep} blocks of a prompt that has {held}")
+    if row.keep + row.new != row.tokens_in // session.block_size:
+        raise ValueError(
+            f"rows.{i}: keep + new = {row.keep + row.new} blocks for {row.tokens_in} tokens, but blocks of "
+            f"{session.block_size} tokens make {row.tokens_in // session.block_size}"
+        )
+    if i and row.t < rows[i - 1].t:
+        raise ValueError(f"rows.{i}.t: time goes back from {rows[i - 1].t} to {row.t}")
+
+
+def _ends(rows: Sequence[Row]) -> list[float]:
+    """When each row was answered; where that was not recorded, after the session's median service time."""
+    usual = statistics.median([row.api for row in rows if row.api is not None] or [0.0])
+    return [row.t + (usual if row.api is None else row.api) for row in rows]
+
+
+def _triggers(rows: Sequence[Row]) -> list[int | None]:
+    """The row whose completion leads to each row: the one before it of the same agent; for a sub-agent's
+    first, the main agent's latest that had ended by then, or, had none, its latest. The first row, and an
+    agent that precedes all of the main agent's, have none."""
+    ends = _ends(rows)
+    last: dict[int, int] = {}
+    main: list[int] = []
+    found: list[int | None] = []
+    for i, row in enumerate(rows):
+        ended = (j for j in reversed(main) if ends[j] <= row.t)
+        found.append(last[row.agent] if row.agent in last else next(ended, main[-1] if main else None))
+        last[row.agent] = i
+        if row.agent == 0:
+            main.append(i)
+    return found
+
+
+def _answers(session: Session, prompts: list[Blocks]) -> list[Blocks | None]:
+    """Blocks of each answer, from the first later prompt that keeps all of its prompt's complete blocks."""
+    size = session.block_size
+    found: list[Blocks | None] = [None] * len(prompts)
+    for i, row in enumerate(session.rows):
+        if row.parent < 0 or found[row.parent] is not None:
+            continue
+        before = session.rows[row.parent]
+        complete, reached = before.tokens_in // size, (before.tokens_in + before.tokens_out) // size
+        if row.keep == complete and len(prompts[i]) >= reached:
+            found[row.parent] = prompts[i][complete:reached]
+    return found

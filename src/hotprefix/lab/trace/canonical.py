@@ -1,0 +1,136 @@
+"""Our own trace format. Owns: its lines, and how block ids are written so that sessions stay small.
+
+Rules: JSON lines. The first is a header (`hotprefix_trace`: the version), each further one a request; a
+field that has its default is left out. Block ids are numbers or, for consecutive ones, pairs
+[first, count]. With `base` and `keep` a prompt begins with the first `keep` blocks of the context (prompt
+and answer) of an earlier request of its session. That must be one of the session's last OF_SESSION, and
+the session one of the last SESSIONS seen, so writer and reader hold the same bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from hotprefix.lab.trace.fields import INT32_MAX, STRICT, Outputs, Seconds, Tokens
+from hotprefix.lab.trace.record import Blocks, TraceRequest
+
+VERSION: Final = 1
+OF_SESSION: Final = 8
+SESSIONS: Final = 1024
+_FORBID: Final[ConfigDict] = {**STRICT, "extra": "forbid"}
+
+BlockId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Run = BlockId | tuple[BlockId, Annotated[int, Field(ge=1, le=INT32_MAX)]]
+
+
+@dataclass(config=STRICT, slots=True, kw_only=True)
+class Header:
+    """First line. block_size: tokens. source, notes: provenance, passed on from where it was converted."""
+
+    hotprefix_trace: Literal[1]
+    block_size: Tokens
+    name: str
+    has_prefixes: bool
+    has_sessions: bool
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(config=_FORBID, slots=True, kw_only=True)
+class Line:
+    """A request as written; fields as in `TraceRequest`."""
+
+    id: str
+    input_length: Tokens
+    output_length: Outputs
+    arrival_s: Seconds | None = None
+    session: str | None = None
+    parent: str | None = None
+    think_s: Seconds | None = None
+    base: str | None = None
+    keep: Outputs = 0
+    blocks: list[Run] = Field(default_factory=list)
+    output_blocks: list[Run] | None = None
+    namespace: str = ""
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] = 0
+    kind: str | None = None
+    tools: dict[str, Any] | None = None
+
+
+HEADER: Final = TypeAdapter(Header)
+LINE: Final = TypeAdapter(Line)
+
+
+class Recent:
+    """Contexts that a further prompt of the same session may begin with."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, OrderedDict[str, Blocks]] = OrderedDict()
+
+    def add(self, request: TraceRequest, block_size: int) -> None:
+        """Remember a request that has a session."""
+        if request.session is None:
+            return
+        own = self._sessions.setdefault(request.session, OrderedDict())
+        self._sessions.move_to_end(request.session)
+        own[request.id] = context(request, block_size)
+        if len(own) > OF_SESSION:
+            own.popitem(last=False)
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def of(self, session: str | None) -> OrderedDict[str, Blocks]:
+        """By request id, the latest last."""
+        return self._sessions.get(session, OrderedDict()) if session is not None else OrderedDict()
+
+
+def context(request: TraceRequest, block_size: int) -> Blocks:
+    """Blocks of a prompt and its answer."""
+    if request.output_blocks is None or not len(request.output_blocks):
+        return request.blocks
+    return np.concatenate((request.blocks[: request.input_length // block_size], request.output_blocks))
+
+
+def best_base(blocks: Blocks, contexts: OrderedDict[str, Blocks]) -> tuple[str | None, int]:
+    """The context with the longest common beginning, the latest of equals, and its length in blocks."""
+    best, keep = None, 0
+    for name, held in reversed(contexts.items()):
+        most = min(len(held), len(blocks))
+        if most <= keep:
+            continue
+        differs = held[:most] != blocks[:most]
+        common = int(differs.argmax()) if differs.any() else most
+        if common > keep:
+            best, keep = name, common
+    return best, keep
+
+
+def to_runs(blocks: Blocks) -> Iterator[int | list[int]]:
+    """Ids, consecutive ones as [first, count]."""
+    if not len(blocks):
+        return
+    cuts = np.flatnonzero(np.diff(blocks) != 1) + 1
+    starts = [0, *cuts.tolist()]
+    for start, stop in zip(starts, [*starts[1:], len(blocks)], strict=True):
+        first, count = int(blocks[start]), stop - start
+        yield first if count == 1 else [first, count]
+
+
+def from_runs(runs: Iterable[int | tuple[int, int]], field: str, most: int) -> Blocks:
+    """Ids, int32. Raises ValueError (more than `most` of them, or beyond int32)."""
+    parts, total = [], 0
+    for run in runs:
+        first, count = run if isinstance(run, tuple) else (run, 1)
+        total += count
+        if total > most:
+            raise ValueError(f"{field}: more than the {most} ids its tokens allow")
+        if first + count - 1 > INT32_MAX:
+            raise ValueError(f"{field}: id {first + count - 1} is beyond int32")
+        parts.append(np.arange(first, first + count, dtype=np.int32))
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)

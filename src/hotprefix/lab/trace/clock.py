@@ -1,0 +1,86 @@
+"""Time in a file. Owns: turning a format's timestamps into seconds, and requests into order of arrival.
+
+Rules: a format declares its unit and the caller may override it; what fits neither is an error, never a
+guess. Arrivals count from the first request, so absolute and relative timestamps give the same trace.
+Sorting is stable and looks WINDOW requests ahead: logs written at completion are slightly out of order,
+and anything worse is a damaged file that has to be sorted first. Handed case 166.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, Literal
+
+from hotprefix.lab.trace.problems import BadTrace, Report
+from hotprefix.lab.trace.record import TraceRequest
+
+Unit = Literal["s", "ms", "us", "ns"]
+PER_SECOND: Final[dict[str, int]] = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
+WINDOW: Final = 1024
+UNIX_SECONDS: Final = range(10**9, 5 * 10**9)  # 2001 to 2128
+
+
+class Clock:
+    """Seconds from a file's numbers. unit: declared by the caller; None = `usual`, the format's own, and
+    numbers that do not look like it are refused."""
+
+    def __init__(self, unit: Unit | None, usual: Unit) -> None:
+        self._guard = unit is None and usual != "s"
+        self._unit = unit or usual
+        self._origin: float | None = None
+
+    def seconds(self, stamp: float, field: str) -> float:
+        """Since the first stamp. Raises ValueError (negative, or of unclear unit)."""
+        if stamp < 0:
+            raise ValueError(f"{field}: {stamp} is negative")
+        if self._guard and stamp != int(stamp):
+            raise self._unclear(field, stamp, "has a fraction")
+        if self._origin is None:
+            if self._guard and int(stamp) in UNIX_SECONDS:
+                raise self._unclear(field, stamp, "would be Unix time in seconds")
+            self._origin = stamp
+        return (stamp - self._origin) / PER_SECOND[self._unit]
+
+    def _unclear(self, field: str, stamp: float, why: str) -> ValueError:
+        return ValueError(
+            f"{field}: {stamp} {why}, but this format counts {self._unit}: say which unit it is (--time-unit)"
+        )
+
+
+def in_order(requests: Iterator[TraceRequest], report: Report) -> Iterator[TraceRequest]:
+    """Requests by arrival, equal ones as they stood; how many were moved is in `report`. Raises BadTrace
+    where a request comes more than WINDOW requests too late."""
+    waiting: list[tuple[float, int, TraceRequest]] = []
+    newest = last = float("-inf")
+    for number, request in enumerate(requests):
+        arrival = _arrival(request)
+        report.reordered += arrival < newest
+        newest = max(newest, arrival)
+        if arrival < last:
+            raise BadTrace(
+                f"request {request.id}: arrives {newest - arrival:.6g} s before one that stands more than "
+                f"{WINDOW} requests earlier; sort the file by time",
+                param="trace",
+            )
+        heapq.heappush(waiting, (arrival, number, request))
+        if len(waiting) > WINDOW:
+            last, _, first = heapq.heappop(waiting)
+            yield first
+    while waiting:
+        yield heapq.heappop(waiting)[2]
+
+
+def from_zero(requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
+    """Arrivals counted from the first request."""
+    origin: float | None = None
+    for request in requests:
+        arrival = _arrival(request)
+        origin = arrival if origin is None else origin
+        yield replace(request, arrival_s=arrival - origin) if origin else request
+
+
+def _arrival(request: TraceRequest) -> float:
+    assert request.arrival_s is not None, "only traces of arrivals are sorted"
+    return request.arrival_s

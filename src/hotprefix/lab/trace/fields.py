@@ -1,0 +1,48 @@
+"""Kinds of numbers in trace lines. Owns: their bounds, and naming blocks with dense int32 ids.
+
+Rule: strict: a boolean, a string or NaN is not a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Annotated, Final
+
+import numpy as np
+from pydantic import ConfigDict, Field
+
+from hotprefix.lab.trace.record import Blocks
+
+INT32_MAX: Final = 2**31 - 1
+STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+
+Tokens = Annotated[int, Field(ge=1, le=INT32_MAX)]
+Outputs = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Stamp = Annotated[float, Field(le=1e19)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+
+NO_BLOCKS: Final[Blocks] = np.empty(0, dtype=np.int32)
+NO_BLOCKS.flags.writeable = False
+
+
+class Names:
+    """Dense ids in order of first appearance for whatever a file calls its blocks: one dictionary entry a
+    distinct block."""
+
+    def __init__(self) -> None:
+        self._ids: dict[Hashable, int] = {}
+
+    def of(self, names: Iterable[Hashable]) -> Blocks:
+        """int32 ids."""
+        ids = self._ids
+        return np.array([ids.setdefault(name, len(ids)) for name in names], dtype=np.int32)
+
+
+def check_blocks(field: str, count: int, tokens: int, block_size: int) -> None:
+    """A prompt has an id for each complete block, perhaps one for its partial last. Raises ValueError."""
+    complete = tokens // block_size
+    if count not in (complete, -(-tokens // block_size)):
+        raise ValueError(
+            f"{field}: {count} ids for {tokens} tokens, but blocks of {block_size} tokens make "
+            f"{complete} complete ones; is the block size right (--block-size)?"
+        )

@@ -1,0 +1,66 @@
+"""What an endless cache would reuse. Owns: `ideal`, request by request in the trace's order.
+
+Rules: leading blocks count until the first that no earlier request had, as prompt or as answer; the
+partial last block counts where it has an id. This is the share published for Mooncake's traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from hotprefix.lab.trace.record import Blocks, Trace, TraceRequest
+
+
+class Ideal(NamedTuple):
+    """tokens: leading ones that earlier requests had, at most input_length. heat: earlier requests that had
+    this prompt's first block; 0 where it has none."""
+
+    tokens: int
+    heat: int
+
+
+class EndlessCache:
+    """Knows every block it was ever shown: a byte a block id, and a counter for each that came first."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._seen = np.zeros(1024, dtype=np.bool_)
+        self._firsts: dict[int, int] = {}
+
+    @property
+    def distinct(self) -> int:
+        """Blocks known."""
+        return int(self._seen.sum())
+
+    def add(self, request: TraceRequest) -> Ideal:
+        """What this request finds; then it has been here."""
+        blocks = request.blocks
+        self._grow(blocks)
+        known = self._seen[blocks]
+        hit = len(blocks) if known.all() else int(known.argmin())
+        self._seen[blocks[hit:]] = True
+        if request.output_blocks is not None:
+            self._grow(request.output_blocks)
+            self._seen[request.output_blocks] = True
+        heat = 0
+        if len(blocks):
+            first = int(blocks[0])
+            heat = self._firsts.get(first, 0)
+            self._firsts[first] = heat + 1
+        return Ideal(min(hit * self._block_size, request.input_length), heat)
+
+    def _grow(self, blocks: Blocks) -> None:
+        need = int(blocks.max()) + 1 if len(blocks) else 0
+        if need > len(self._seen):
+            more = np.zeros(max(need, 2 * len(self._seen)), dtype=np.bool_)
+            more[: len(self._seen)] = self._seen
+            self._seen = more
+
+
+def ideal(trace: Trace) -> Iterator[Ideal]:
+    """For each request, what an endless cache would have reused, and how hot its first block was."""
+    cache = EndlessCache(trace.block_size)
+    return (cache.add(request) for request in trace)

@@ -1,0 +1,59 @@
+"""Mooncake's published traces. Owns: the importer for `timestamp`, `input_length`, `output_length`,
+`hash_ids` lines.
+
+Rules (Mooncake, FAST'25): timestamp in ms, blocks of 512 tokens, ceil(input_length / 512) ids, chained: an
+id stands for everything before it, and the partial last block has one. No sessions: open loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from hotprefix.lab.trace.clock import Clock
+from hotprefix.lab.trace.fields import STRICT, Names, Outputs, Stamp, Tokens, check_blocks
+from hotprefix.lab.trace.record import TraceRequest
+
+BLOCK_SIZE: Final = 512
+NOTES: Final = (
+    "blocks: the file's hash_ids, renumbered in order of first appearance; the partial last block has one",
+    "answers: their blocks are not recorded, so nothing of an answer is reused",
+    "no sessions: arrivals are fixed (open loop)",
+)
+
+
+@dataclass(config=STRICT, slots=True)
+class _Line:
+    timestamp: Stamp
+    input_length: Tokens
+    output_length: Outputs
+    hash_ids: list[Annotated[int, Field(ge=0)]]
+
+
+_LINE: Final = TypeAdapter(_Line)
+
+
+class Mooncake:
+    """Importer for one reading. block_size: tokens."""
+
+    def __init__(self, block_size: int, clock: Clock) -> None:
+        self._block_size = block_size
+        self._clock = clock
+        self._names = Names()
+
+    def take(self, line: int, raw: bytes) -> Sequence[TraceRequest]:
+        row = _LINE.validate_json(raw)
+        check_blocks("hash_ids", len(row.hash_ids), row.input_length, self._block_size)
+        if len(set(row.hash_ids)) < len(row.hash_ids):
+            raise ValueError("hash_ids: the same id stands twice, but an id tells all that precedes it")
+        request = TraceRequest(
+            id=str(line),
+            input_length=row.input_length,
+            output_length=row.output_length,
+            blocks=self._names.of(row.hash_ids),
+            arrival_s=self._clock.seconds(row.timestamp, "timestamp"),
+        )
+        return (request,)

@@ -1,0 +1,171 @@
+"""From a path or a name to a trace. Owns: `open_trace`, the list of formats, and telling them apart.
+
+Rules: nothing is read but the beginning until the trace is iterated. A format that cannot be told is an
+error that lists those there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from hotprefix.errors import InputError
+from hotprefix.lab.trace import azure, eventlog, mooncake
+from hotprefix.lab.trace.agents import Assumed, CodingAgents, SessionStarts, parse_session
+from hotprefix.lab.trace.clock import Clock, Unit, from_zero, in_order
+from hotprefix.lab.trace.lines import first_bytes, lines, read_requests
+from hotprefix.lab.trace.problems import BadTrace, Report
+from hotprefix.lab.trace.read import Canonical, read_header
+from hotprefix.lab.trace.record import Provenance, TraceRequest
+from hotprefix.lab.trace.streamed import StreamedTrace
+
+SAMPLES: Final = {"sample:agents": "agents.jsonl.gz"}
+_NO_PREFIXES: Final = 1  # block size of a trace without blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    block_size: int | None
+    time_unit: Unit | None
+    sessions: SessionStarts
+    assumed: Assumed
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """mark: what its first line holds."""
+
+    mark: bytes
+    open: Callable[[Path, _Options], StreamedTrace]
+
+
+def open_trace(
+    source: str | Path,
+    *,
+    format: str = "auto",
+    block_size: int | None = None,
+    time_unit: Unit | None = None,
+    skip_bad: bool = False,
+    limit: int | None = None,
+    sessions: SessionStarts | None = None,
+    assumed: Assumed | None = None,
+) -> StreamedTrace:
+    """A trace by path, or one of SAMPLES by name.
+
+    block_size: tokens, where the file does not say (Mooncake: 512) or as a check where it does. time_unit:
+    of timestamps without a declared unit. limit: the first so many requests. sessions, assumed: what
+    coding-agent files leave open. Raises InputError: no such file, empty, cut, of no known format, or an
+    option out of range; bad lines are found while iterating."""
+    if format != "auto" and format not in FORMATS:
+        raise InputError(f"format {format!r}: there are auto, {', '.join(FORMATS)}", param="format")
+    for name, value in (("limit", limit), ("block_size", block_size)):
+        if value is not None and value < 1:
+            raise InputError(f"{name}={value}: give 1 or more", param=name)
+    path = _path(source)
+    options = _Options(block_size, time_unit, sessions or SessionStarts(), assumed or Assumed())
+    trace = FORMATS[_tell(path) if format == "auto" else format].open(path, options)
+    trace.limit, trace.skip_bad = limit, skip_bad
+    if str(source) in SAMPLES:
+        trace.name = str(source)
+    return trace
+
+
+def _path(source: str | Path) -> Path:
+    if str(source) in SAMPLES:
+        return Path(str(files("hotprefix.lab.trace") / "samples" / SAMPLES[str(source)]))
+    if str(source).startswith("sample:"):
+        raise InputError(f"{source}: the samples are {', '.join(SAMPLES)}", param="trace")
+    return Path(source)
+
+
+def _tell(path: Path) -> str:
+    """The format's name. Raises BadTrace."""
+    if first_bytes(path, 4) == b"PAR1":
+        return "events"
+    for _, line in lines(path):
+        found = [name for name, form in FORMATS.items() if form.mark in line]
+        if not found:
+            raise BadTrace(
+                f"{path}: the first line is of no known format; say which with --format "
+                f"({', '.join(FORMATS)})",
+                param="trace",
+            )
+        return found[0]
+    raise BadTrace(f"{path}: empty", param="trace")
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _open_canonical(path: Path, options: _Options) -> StreamedTrace:
+    header = read_header(path)
+    if options.block_size not in (None, header.block_size):
+        raise InputError(
+            f"{path}: written with block size {header.block_size}, but {options.block_size} was asked for",
+            param="block_size",
+        )
+
+    def read(report: Report) -> Iterator[TraceRequest]:
+        requests = read_requests(path, Canonical(header), report)
+        return requests if header.has_sessions else in_order(requests, report)
+
+    provenance = Provenance(header.source, "hotprefix", header.notes)
+    return StreamedTrace(
+        header.name, header.block_size, header.has_prefixes, header.has_sessions, provenance, read
+    )
+
+
+def _open_mooncake(path: Path, options: _Options) -> StreamedTrace:
+    size = options.block_size or mooncake.BLOCK_SIZE
+
+    def read(report: Report) -> Iterator[TraceRequest]:
+        importer = mooncake.Mooncake(size, Clock(options.time_unit, "ms"))
+        return from_zero(in_order(read_requests(path, importer, report), report))
+
+    provenance = Provenance(path.name, "mooncake", mooncake.NOTES)
+    return StreamedTrace(_stem(path), size, True, False, provenance, read)
+
+
+def _open_agents(path: Path, options: _Options) -> StreamedTrace:
+    number, first = next(lines(path))
+    try:
+        size = parse_session(first).block_size
+    except ValueError as error:
+        if options.block_size is None:
+            Report().bad(path, number, error)
+        size = options.block_size or 0
+
+    def read(report: Report) -> Iterator[TraceRequest]:
+        return read_requests(path, CodingAgents(size, options.sessions, options.assumed), report)
+
+    notes = options.assumed.notes(options.sessions)
+    return StreamedTrace(_stem(path), size, True, True, Provenance(path.name, "agents", notes), read)
+
+
+def _open_azure(path: Path, options: _Options) -> StreamedTrace:
+    def read(report: Report) -> Iterator[TraceRequest]:
+        return from_zero(in_order(read_requests(path, azure.Azure(), report), report))
+
+    provenance = Provenance(path.name, "azure", azure.NOTES)
+    return StreamedTrace(_stem(path), _NO_PREFIXES, False, False, provenance, read)
+
+
+def _open_events(path: Path, options: _Options) -> StreamedTrace:
+    def read(report: Report) -> Iterator[TraceRequest]:
+        return from_zero(in_order(eventlog.read_events(path, report), report))
+
+    provenance = Provenance(path.name, "events", eventlog.NOTES)
+    return StreamedTrace(_stem(path), eventlog.log_page_size(path), True, False, provenance, read)
+
+
+FORMATS: Final[dict[str, _Format]] = {
+    "hotprefix": _Format(b'"hotprefix_trace"', _open_canonical),
+    "mooncake": _Format(b'"hash_ids"', _open_mooncake),
+    "agents": _Format(b'"tool_tokens"', _open_agents),
+    "azure": _Format(b"TIMESTAMP,", _open_azure),
+    "events": _Format(b'"k":"header"', _open_events),
+}

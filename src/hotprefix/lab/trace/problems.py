@@ -1,0 +1,72 @@
+"""What can be wrong with a trace. Owns: the errors of this folder, and the two demands an experiment makes.
+
+Rule: a message has the file, the line, the field and the reason, then what to do about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from hotprefix.errors import InputError
+from hotprefix.lab.trace.record import Trace
+
+
+class BadTrace(InputError):
+    """A trace file cannot be read, or a line of it is no request."""
+
+
+class NoPrefixes(InputError):
+    """A prefix experiment was asked for on a trace that records no prefixes."""
+
+
+class NoSessions(InputError):
+    """Closed-loop replay was asked for on a trace that records no sessions."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What one reading met. skip_bad: leave bad lines out instead of raising. skipped: lines left out;
+    first_bad: what the first of them was. reordered: requests that stood before an earlier one."""
+
+    skip_bad: bool = False
+    skipped: int = 0
+    first_bad: str | None = None
+    reordered: int = 0
+
+    def bad(self, path: Path, line: int, error: Exception) -> None:
+        """Note a bad line. Raises BadTrace unless such lines are skipped."""
+        what = f"{path}, line {line}: {_reason(error)}"
+        if not self.skip_bad:
+            raise BadTrace(f"{what}; --skip-bad leaves such lines out", param="trace") from None
+        self.skipped += 1
+        self.first_bad = self.first_bad or what
+
+
+def require_prefixes(trace: Trace, what: str) -> None:
+    """Raises NoPrefixes where the trace has lengths only; `what` names the experiment."""
+    if not trace.has_prefixes:
+        raise NoPrefixes(
+            f"{what} needs prefixes, but trace {trace.name!r} records arrivals and lengths only: any reuse "
+            "would be invented; take a trace with block ids (docs/traces.md)",
+            param="trace",
+        )
+
+
+def require_sessions(trace: Trace, what: str) -> None:
+    """Raises NoSessions where nothing says which request waits for which; `what` names the wish."""
+    if not trace.has_sessions:
+        raise NoSessions(
+            f"{what} needs sessions, but trace {trace.name!r} records arrivals only: replay it open loop",
+            param="trace",
+        )
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the line"
+    return f"{where}: {first['msg']}"

@@ -1,0 +1,33 @@
+"""A trace that is read as it is used. Owns: `StreamedTrace`.
+
+Rules: each iteration reads from the start and holds nothing but what sharing needs; `report` tells what
+the latest iteration met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from hotprefix.lab.trace.problems import Report
+from hotprefix.lab.trace.record import Provenance, TraceRequest
+
+
+@dataclass(slots=True)
+class StreamedTrace:
+    """A `Trace` over `read`, which gives all requests anew each time. limit: the first so many only."""
+
+    name: str
+    block_size: int
+    has_prefixes: bool
+    has_sessions: bool
+    provenance: Provenance
+    read: Callable[[Report], Iterator[TraceRequest]]
+    limit: int | None = None
+    skip_bad: bool = False
+    report: Report = field(default_factory=Report)
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        self.report = Report(skip_bad=self.skip_bad)
+        return islice(self.read(self.report), self.limit)

@@ -1,0 +1,108 @@
+"""Writing our own format. Owns: `write_trace`.
+
+Rule: the file appears whole or not at all: it is written beside its place under a name of its own and
+renamed; an error or an interrupt removes it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import zstandard
+
+from hotprefix.errors import InputError
+from hotprefix.lab.trace.canonical import VERSION, Recent, best_base, to_runs
+from hotprefix.lab.trace.record import Trace, TraceRequest
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_PLAIN = ("arrival_s", "session", "parent", "think_s", "kind", "tools", "namespace", "priority")
+
+
+def write_trace(trace: Trace, path: Path, *, told: Callable[[int], None] = lambda count: None) -> int:
+    """Write a trace to .jsonl, .jsonl.gz or .jsonl.zst; gives the number of requests. told: hears the number
+    so far. Equal traces give equal bytes. Raises InputError (name, folder) and what reading raises."""
+    if not path.name.endswith(SUFFIXES):
+        raise InputError(f"{path}: give a name that ends with {', '.join(SUFFIXES)}", param="out")
+    count, recent = 0, Recent()
+    with _whole(path) as file:
+        file.write(_line(_header(trace)))
+        for request in trace:
+            file.write(_line(_request(request, recent, trace.block_size)))
+            count += 1
+            told(count)
+    return count
+
+
+def _header(trace: Trace) -> dict[str, Any]:
+    return {
+        "hotprefix_trace": VERSION,
+        "block_size": trace.block_size,
+        "name": trace.name,
+        "has_prefixes": trace.has_prefixes,
+        "has_sessions": trace.has_sessions,
+        "source": trace.provenance.source,
+        "notes": trace.provenance.notes,
+    }
+
+
+def _request(request: TraceRequest, recent: Recent, block_size: int) -> dict[str, Any]:
+    written: dict[str, Any] = {
+        "id": request.id,
+        "input_length": request.input_length,
+        "output_length": request.output_length,
+    }
+    written |= {name: value for name in _PLAIN if (value := getattr(request, name)) not in (None, "", 0)}
+    for name in ("arrival_s", "think_s"):
+        if getattr(request, name) is not None:
+            written[name] = getattr(request, name)
+    base, keep = best_base(request.blocks, recent.of(request.session))
+    if base is not None:
+        written |= {"base": base, "keep": keep}
+    if len(request.blocks) > keep:
+        written["blocks"] = list(to_runs(request.blocks[keep:]))
+    if request.output_blocks is not None:
+        written["output_blocks"] = list(to_runs(request.output_blocks))
+    recent.add(request, block_size)
+    return written
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", param="out") from None
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as raw, _compressed(raw, path.suffix) as file:
+            yield file
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _compressed(raw: BinaryIO, suffix: str) -> BinaryIO:
+    """No name and no time in the file, so equal traces are equal bytes."""
+    if suffix == ".gz":
+        return cast(BinaryIO, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0))
+    if suffix == ".zst":
+        return cast(BinaryIO, zstandard.ZstdCompressor(level=9).stream_writer(raw))
+    return raw
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
