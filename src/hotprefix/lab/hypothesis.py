@@ -1,0 +1,121 @@
+"""What is claimed, before anything runs. Owns: `Hypothesis` and its parts, validated.
+
+Rules (lab.md, *Verdict*; seed: hot prefixes, section 3): a claim names its metrics and by how much they must
+change before the first run; `lab.verdict` only applies what stands here. A hypothesis that looks at several
+metrics divides its error rate among them (Bonferroni). Kinds:
+- mechanism: each metric of `improves` gets better.
+- service: the mechanism works (`improves`) and at least one metric of `reaches` gets better too; where none
+  does, the gain does not reach service.
+- harm: `improves` get better while nothing of `not_worse` gets worse by more than its tolerance.
+- null: every metric of `equal` stays within its tolerance. That is the expected result without thrash.
+A precondition (`needs`) that the baseline does not meet makes any verdict inconclusive.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from hotprefix.errors import ConfigError
+from hotprefix.lab.metric_names import METRICS, known
+from hotprefix.lab.stats import Scale
+
+
+class Kind(StrEnum):
+    MECHANISM = "mechanism"
+    SERVICE = "service"
+    HARM = "harm"
+    NULL = "null"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """A metric and an amount >= 0: the least improvement that matters, or the most harm or difference that is
+    accepted. scale: of the difference in the metric's unit, or relative to the baseline (0.05 = 5 %). Raises
+    ConfigError."""
+
+    metric: str
+    amount: float
+    scale: Scale = "relative"
+
+    def __post_init__(self) -> None:
+        known(self.metric)
+        if not (math.isfinite(self.amount) and self.amount >= 0):
+            raise ConfigError(f"tolerance of {self.metric}={self.amount!r}: give a number >= 0")
+        if self.scale not in ("relative", "difference"):
+            raise ConfigError(f"scale of {self.metric}={self.scale!r}: give relative or difference")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the baseline must show in every seed before a claim can be judged. Raises ConfigError."""
+
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        known(self.metric)
+        if self.at_least is None and self.at_most is None:
+            raise ConfigError(f"need of {self.metric}: give at_least or at_most")
+
+
+THRASH: Final = (Need("evicted_pages", at_least=1), Need("lost_tokens", at_least=1))
+NO_THRASH: Final = (Need("lost_tokens", at_most=0),)
+
+_FIELDS: Final = {
+    Kind.MECHANISM: (("improves",), ()),
+    Kind.SERVICE: (("improves", "reaches"), ("not_worse",)),
+    Kind.HARM: (("not_worse",), ("improves",)),
+    Kind.NULL: (("equal",), ()),
+}  # kind: (fields it must have, fields it may have)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One claim and the rule that decides it. id, claim: for people. arm, baseline, condition: names.
+    needs: preconditions; give THRASH, NO_THRASH or your own. confidence: of the intervals together.
+    Raises ConfigError."""
+
+    id: str
+    claim: str
+    kind: Kind
+    arm: str
+    baseline: str
+    condition: str
+    improves: tuple[Tolerance, ...] = ()
+    reaches: tuple[Tolerance, ...] = ()
+    not_worse: tuple[Tolerance, ...] = ()
+    equal: tuple[Tolerance, ...] = ()
+    needs: tuple[Need, ...] = ()
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        where = f"hypothesis {self.id!r}"
+        if not isinstance(self.kind, Kind):
+            raise ConfigError(f"{where}: kind={self.kind!r}: give one of {', '.join(Kind)}", param="kind")
+        must, may = _FIELDS[self.kind]
+        for name in ("improves", "reaches", "not_worse", "equal"):
+            given = bool(getattr(self, name))
+            if name in must and not given:
+                raise ConfigError(f"{where} of kind {self.kind} has no {name}: name at least one metric")
+            if given and name not in (*must, *may):
+                raise ConfigError(f"{where} of kind {self.kind} does not use {name}: leave it out")
+        for one in (*self.improves, *self.reaches, *self.not_worse):
+            if METRICS[one.metric].better == "neither":
+                raise ConfigError(f"{where}: neither way is better for {one.metric}: use it in equal only")
+        if not 0.5 < self.confidence < 1:
+            raise ConfigError(f"{where}: confidence={self.confidence!r}: give a share, as 0.95")
+        if self.arm == self.baseline:
+            raise ConfigError(f"{where}: arm and baseline are both {self.arm!r}: name two")
+
+    @property
+    def checks(self) -> int:
+        return len(self.improves) + len(self.reaches) + len(self.not_worse) + len(self.equal)
+
+    @property
+    def level(self) -> float:
+        """Confidence of each single interval (Bonferroni)."""
+        return 1 - (1 - self.confidence) / self.checks

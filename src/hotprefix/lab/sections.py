@@ -1,0 +1,87 @@
+"""Paired pieces of two replays. Owns: `Run`, and how arm and baseline are cut into sections.
+
+Rules: a cluster is a session, or the requests that arrive within one window where they have no session; it
+is never split. A section is a run of neighbouring clusters, by their first arrival in the baseline, so that
+what depends on each other in time stays together; sections hold about equally many requests. Windows are
+cut into as many equal stretches of each replay's own time. Links are counted per replay and are not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from hotprefix.lab.figures import Figures
+from hotprefix.lab.metric_names import METRICS
+from hotprefix.lab.metrics import Slo, last_moment, metrics, offered_span
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One replay: tables with the columns of lab.sim.rows. end_s: when it ended, None = the latest time in
+    them."""
+
+    seed: int
+    requests: pl.DataFrame
+    windows: pl.DataFrame
+    links: pl.DataFrame
+    end_s: float | None = None
+
+
+Pair = tuple[Figures, Figures]
+
+
+def figures(run: Run, slo: Slo, page_tokens: int) -> Figures:
+    """The metrics of a whole replay."""
+    return metrics(run.requests, run.windows, run.links, slo=slo, page_tokens=page_tokens, end_s=run.end_s)
+
+
+def section_figures(
+    base: Run, arm: Run, parts: int, *, slo: Slo, page_tokens: int, window_s: float
+) -> list[Pair]:
+    """(baseline's, arm's) metrics of each section, at most `parts`. What adds up is scaled to the whole, so
+    that every figure of a section is an estimate of the whole's."""
+    key = _clusters(base, arm, parts, window_s)
+    cut = [list(_cut(run, key, window_s, slo, page_tokens)) for run in (base, arm)]
+    return list(zip(*cut, strict=True))
+
+
+def _cluster(window_s: float) -> pl.Expr:
+    """A session, or a window of arrivals; the two never share a name."""
+    window = (pl.col("arrival_s") // window_s).cast(pl.Int64).cast(pl.String)
+    return pl.coalesce("session:" + pl.col("session"), "window:" + window).alias("cluster")
+
+
+def _clusters(base: Run, arm: Run, parts: int, window_s: float) -> pl.DataFrame:
+    """Columns cluster, section. Clusters that only the arm has (closed loop: it came further) follow."""
+    both = [
+        run.requests.group_by(_cluster(window_s)).agg(first=pl.col("arrival_s").min(), n=pl.len())
+        for run in (base, arm)
+    ]
+    more = both[1].join(both[0], on="cluster", how="anti")
+    order = pl.concat([both[0].sort("first", "cluster"), more.sort("first", "cluster")])
+    before = pl.col("n").cum_sum() - pl.col("n")
+    placed = order.with_columns(section=(before * parts) // pl.col("n").sum())
+    return placed.select("cluster", section=pl.col("section").rank("dense") - 1)
+
+
+def _cut(run: Run, clusters: pl.DataFrame, window_s: float, slo: Slo, page_tokens: int) -> Iterator[Figures]:
+    """The metrics of each section of one replay."""
+    parts = clusters["section"].n_unique()
+    requests = run.requests.with_columns(_cluster(window_s)).join(clusters, on="cluster", how="left")
+    stretch = ((pl.col("start_s").rank("dense") - 1) * parts) // pl.col("start_s").n_unique()
+    windows = run.windows.with_columns(section=stretch)
+    span = offered_span(run.requests)
+    end = last_moment(run.requests, run.windows) if run.end_s is None else run.end_s
+    for part in range(parts):
+        found = metrics(
+            requests.filter(pl.col("section") == part), windows.filter(pl.col("section") == part),
+            run.links.clear(), slo=slo, page_tokens=page_tokens,
+            span_s=None if span is None else span / parts, end_s=end,
+        )  # fmt: skip
+        yield {
+            name: value * parts if value is not None and METRICS[name].additive else value
+            for name, value in found.items()
+        }

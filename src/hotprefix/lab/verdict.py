@@ -1,0 +1,194 @@
+"""Whether a claim holds. Owns: the rules from intervals to the `Verdict` of a `Hypothesis`.
+
+Rules (lab.md, *Verdict*; docs/decisions/0012-verdicts.md): every check compares an interval with an amount
+stated beforehand and *holds*, *fails* or stays *open*; a point estimate alone decides nothing. A metric
+improves where its interval excludes no change and its estimate reaches the stated amount; it does not where
+the interval excludes that amount. It is not worse, or equal, where the whole interval is within the
+tolerance (equivalence by interval); it is worse, or changed, where the whole interval is outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from hotprefix.lab.hypothesis import Hypothesis, Kind, Need, Tolerance
+from hotprefix.lab.metric_names import METRICS
+from hotprefix.lab.stats import Comparison, Interval
+
+
+class Outcome(StrEnum):
+    """as_expected: a null hypothesis whose intervals lie within the tolerance."""
+
+    SUPPORTED = "supported"
+    REFUTED = "refuted"
+    INCONCLUSIVE = "inconclusive"
+    AS_EXPECTED = "as_expected"
+
+
+class State(StrEnum):
+    HOLDS = "holds"
+    FAILS = "fails"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check. want: improves | reaches | not_worse | equal. value, interval: of the change on the
+    tolerance's scale, at the hypothesis' level; None where there is none."""
+
+    want: str
+    tolerance: Tolerance
+    state: State
+    base: float | None
+    arm: float | None
+    value: float | None
+    interval: Interval | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """reason: one sentence for people. level: confidence of each interval."""
+
+    hypothesis: Hypothesis
+    outcome: Outcome
+    reason: str
+    findings: tuple[Finding, ...]
+    level: float
+
+
+def decide(
+    hypothesis: Hypothesis,
+    comparisons: Mapping[str, Comparison],
+    baseline: Sequence[Mapping[str, float | None]],
+) -> Verdict:
+    """comparisons: of the hypothesis' arm and condition, by metric. baseline: the baseline's metrics, one
+    mapping a seed."""
+    found = tuple(
+        _check(want, tolerance, comparisons[tolerance.metric], hypothesis.level)
+        for want in ("improves", "reaches", "not_worse", "equal")
+        for tolerance in getattr(hypothesis, want)
+    )
+    missing = _unmet(hypothesis.needs, baseline)
+    if missing:
+        outcome, reason = Outcome.INCONCLUSIVE, f"the precondition is not met: {missing}"
+    else:
+        outcome, reason = _RULES[hypothesis.kind](found)
+    return Verdict(hypothesis, outcome, reason, found, hypothesis.level)
+
+
+def _unmet(needs: Sequence[Need], baseline: Sequence[Mapping[str, float | None]]) -> str:
+    """The first need that a seed does not meet, in words; empty where all are met."""
+    for need in needs:
+        values = [figures[need.metric] for figures in baseline]
+        measured = [v for v in values if v is not None]
+        if not measured or len(measured) < len(values):
+            return f"{need.metric} was not measured in the baseline"
+        if need.at_least is not None and min(measured) < need.at_least:
+            return f"{need.metric} is {min(measured):g} in the baseline, at least {need.at_least:g} is needed"
+        if need.at_most is not None and max(measured) > need.at_most:
+            return f"{need.metric} is {max(measured):g} in the baseline, at most {need.at_most:g} is allowed"
+    return ""
+
+
+def _check(want: str, tolerance: Tolerance, found: Comparison, level: float) -> Finding:
+    scale = tolerance.scale
+    interval, value = found.bounds(level, scale), found.value(scale)
+    if value is None and found.value("difference") == 0:
+        value = 0.0  # 0 against 0 is no change, on any scale
+        interval = (0.0, 0.0) if found.constant else None
+    state, text = _state(want, tolerance, found, interval)
+    return Finding(want, tolerance, state, found.base, found.arm, value, interval, text)
+
+
+def _state(
+    want: str, tolerance: Tolerance, found: Comparison, interval: Interval | None
+) -> tuple[State, str]:
+    """Whether the wanted holds, and why in words."""
+    name = tolerance.metric
+    if found.beyond in ("arm", "base"):
+        return _state_beyond(want, found)
+    if interval is None:
+        return State.OPEN, f"{name}: no interval ({found.reason or 'the baseline is 0'})"
+    # Gains are counted upwards, whichever way the metric is better.
+    low, high = interval if METRICS[name].better != "lower" else (-interval[1], -interval[0])
+    amount = tolerance.amount
+    if want == "equal":
+        if -amount <= low and high <= amount:
+            return State.HOLDS, f"{name} stays within the tolerance"
+        outside = low > amount or high < -amount
+        return (State.FAILS if outside else State.OPEN), f"{name} {'changes' if outside else 'may change'}"
+    if want == "not_worse":
+        if low >= -amount:
+            return State.HOLDS, f"{name} is not worse than tolerated"
+        worse = high < -amount
+        return (
+            State.FAILS if worse else State.OPEN
+        ), f"{name} {'is' if worse else 'may be'} worse than tolerated"
+    if low > 0 and (low + high) / 2 >= amount:
+        return State.HOLDS, f"{name} improves"
+    if high < amount or high <= 0:
+        return State.FAILS, f"{name} does not improve{' by what matters' if low > 0 else ''}"
+    return State.OPEN, f"{name} may or may not improve"
+
+
+def _state_beyond(want: str, found: Comparison) -> tuple[State, str]:
+    """One of the two lies beyond the replay's end, which is worse than any figure."""
+    name, worse = found.metric, found.beyond == "arm"
+    if want == "equal":
+        return State.FAILS, f"{name} lies beyond the replay's end in one of the two only"
+    text = f"{name} lies beyond the replay's end in the {'arm' if worse else 'baseline'} only"
+    return (State.FAILS if worse else State.HOLDS), text
+
+
+def _of(found: Sequence[Finding], *wants: str) -> list[Finding]:
+    return [f for f in found if f.want in wants]
+
+
+def _in(found: Sequence[Finding], state: State) -> str:
+    """The texts of those in that state; empty for none."""
+    return "; ".join(f.text for f in found if f.state is state)
+
+
+def _every(found: Sequence[Finding]) -> tuple[Outcome, str]:
+    """All must hold; one that fails refutes."""
+    if failed := _in(found, State.FAILS):
+        return Outcome.REFUTED, failed
+    if left := _in(found, State.OPEN):
+        return Outcome.INCONCLUSIVE, left
+    return Outcome.SUPPORTED, _in(found, State.HOLDS)
+
+
+def _harm(found: Sequence[Finding]) -> tuple[Outcome, str]:
+    outcome, reason = _every(found)
+    gained = _in(_of(found, "improves"), State.HOLDS)
+    if gained and _in(_of(found, "not_worse"), State.FAILS):
+        reason = f"{gained}, but {reason}"
+    return outcome, reason
+
+
+def _service(found: Sequence[Finding]) -> tuple[Outcome, str]:
+    outcome, reason = _every(_of(found, "improves", "not_worse"))
+    if outcome is Outcome.REFUTED:
+        return outcome, reason
+    reaches = _of(found, "reaches")
+    if all(f.state is State.FAILS for f in reaches):
+        return Outcome.REFUTED, f"the gain does not reach service: {_in(reaches, State.FAILS)}"
+    if outcome is Outcome.INCONCLUSIVE:
+        return outcome, reason
+    if held := _in(reaches, State.HOLDS):
+        return Outcome.SUPPORTED, f"{reason}; {held}"
+    return Outcome.INCONCLUSIVE, f"whether the gain reaches service is open: {_in(reaches, State.OPEN)}"
+
+
+def _null(found: Sequence[Finding]) -> tuple[Outcome, str]:
+    outcome, reason = _every(found)
+    if outcome is Outcome.SUPPORTED:
+        return Outcome.AS_EXPECTED, f"no gain and no harm, as expected: {reason}"
+    return outcome, reason
+
+
+_RULES: Final = {Kind.MECHANISM: _every, Kind.SERVICE: _service, Kind.HARM: _harm, Kind.NULL: _null}
