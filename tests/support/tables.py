@@ -28,11 +28,12 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-UNSERVED: dict[str, Any] = dict.fromkeys(
-    ("admit_s", "prefill_start_s", "prefill_done_s", "first_token_s", "finish_s", "requeue_s")
-    + ("matched_at_admission", "retained_tokens", "restored_l2_tokens", "restored_l3_tokens")
-    + ("recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens")
-) | {"outcome": "unfinished", "output_tokens": 0}
+_NEVER = (
+    "admit_s", "prefill_start_s", "prefill_done_s", "first_token_s", "finish_s", "requeue_s",
+    "matched_at_admission", "retained_tokens", "restored_l2_tokens", "restored_l3_tokens",
+    "recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens",
+)  # fmt: skip
+UNSERVED: dict[str, Any] = dict.fromkeys(_NEVER) | {"outcome": "unfinished", "output_tokens": 0}
 
 
 def requests(*rows: dict[str, Any]) -> pl.DataFrame:
@@ -67,10 +68,10 @@ def run(
     loss: float = 0.3,
     evicted: int = 100,
 ) -> Run:
-    """A replay with sessions whose latencies are lognormal (sigma), partly a session's own and correlated with
-    its neighbours' (memory), partly common to every run of the same seed. stream: of its own noise. effect,
-    cold_effect: factors on the TTFT of hot and cold requests. loss: share of the match on arrival that is
-    gone at admission, on average. Every fourth request is cold."""
+    """A replay with sessions whose latencies are lognormal (sigma), partly a session's own and correlated
+    with its neighbours' (memory), partly common to every run of the same seed. stream: of its own noise.
+    effect, cold_effect: factors on the TTFT of hot and cold requests. loss: share of the match on arrival
+    that is gone at admission, on average. Every fourth request is cold."""
     shared, own = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1, stream])
     turns = shared.geometric(1 / 8, sessions)
     session = np.repeat(np.arange(sessions), turns)
@@ -99,7 +100,7 @@ def run(
         evicted_pages=pl.Series(own.poisson(evicted / steps, steps)),
         scheduler_s=pl.Series(1 + 0.1 * own.random(steps)),
     )
-    return Run(seed, frame, time, links())
+    return Run(seed, frame, time, links(), page_tokens=16)
 
 
 def _walk(rng: np.random.Generator, count: int, memory: float) -> np.ndarray:

@@ -65,10 +65,10 @@ def metrics(
     the latest time in the tables."""
     span = offered_span(requests) if span_s is None else span_s
     end = last_moment(requests, windows) if end_s is None else end_s
-    found = _group(requests, slo, span, end)
+    found = request_metrics(requests, slo, span, end)
     groups = {"hot": requests.filter(HOT), "cold": requests.filter(~HOT)}
     for name in GROUPS:
-        found |= {f"{name}.{k}": v for k, v in _group(groups[name], slo, span, end).items()}
+        found |= {f"{name}.{k}": v for k, v in request_metrics(groups[name], slo, span, end).items()}
     found |= window_metrics(windows, page_tokens)
     found |= _instances(requests, slo, span, end)
     found["worst_group_ttft_p95_s"] = worst(
@@ -110,8 +110,8 @@ def times(name: str, measured: pl.Series, so_far: pl.Series, beyond: int) -> Fig
     return found | {f"{name}_p{q}_s": percentile(values, beyond, q) for q in QUANTILES}
 
 
-def _group(requests: pl.DataFrame, slo: Slo, span: float | None, end: float) -> Figures:
-    """REQUEST_METRICS of a group of requests."""
+def request_metrics(requests: pl.DataFrame, slo: Slo, span: float | None, end: float) -> Figures:
+    """REQUEST_METRICS of a group of requests. span: offered span, end: when the replay ended, seconds."""
     return (
         _outcomes(requests, slo, span, end)
         | _latencies(requests, end)

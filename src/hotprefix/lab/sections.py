@@ -20,31 +20,32 @@ from hotprefix.lab.metrics import Slo, last_moment, metrics, offered_span
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One replay: tables with the columns of lab.sim.rows. end_s: when it ended, None = the latest time in
-    them."""
+    """One replay: tables with the columns of lab.sim.rows. page_tokens: tokens of a page. end_s: when it
+    ended, None = the latest time in the tables."""
 
     seed: int
     requests: pl.DataFrame
     windows: pl.DataFrame
     links: pl.DataFrame
+    page_tokens: int
     end_s: float | None = None
 
 
 Pair = tuple[Figures, Figures]
 
 
-def figures(run: Run, slo: Slo, page_tokens: int) -> Figures:
+def figures(run: Run, slo: Slo) -> Figures:
     """The metrics of a whole replay."""
-    return metrics(run.requests, run.windows, run.links, slo=slo, page_tokens=page_tokens, end_s=run.end_s)
+    return metrics(
+        run.requests, run.windows, run.links, slo=slo, page_tokens=run.page_tokens, end_s=run.end_s
+    )
 
 
-def section_figures(
-    base: Run, arm: Run, parts: int, *, slo: Slo, page_tokens: int, window_s: float
-) -> list[Pair]:
+def section_figures(base: Run, arm: Run, parts: int, *, slo: Slo, window_s: float) -> list[Pair]:
     """(baseline's, arm's) metrics of each section, at most `parts`. What adds up is scaled to the whole, so
     that every figure of a section is an estimate of the whole's."""
     key = _clusters(base, arm, parts, window_s)
-    cut = [list(_cut(run, key, window_s, slo, page_tokens)) for run in (base, arm)]
+    cut = [list(_cut(run, key, window_s, slo)) for run in (base, arm)]
     return list(zip(*cut, strict=True))
 
 
@@ -67,7 +68,7 @@ def _clusters(base: Run, arm: Run, parts: int, window_s: float) -> pl.DataFrame:
     return placed.select("cluster", section=pl.col("section").rank("dense") - 1)
 
 
-def _cut(run: Run, clusters: pl.DataFrame, window_s: float, slo: Slo, page_tokens: int) -> Iterator[Figures]:
+def _cut(run: Run, clusters: pl.DataFrame, window_s: float, slo: Slo) -> Iterator[Figures]:
     """The metrics of each section of one replay."""
     parts = clusters["section"].n_unique()
     requests = run.requests.with_columns(_cluster(window_s)).join(clusters, on="cluster", how="left")
@@ -78,7 +79,7 @@ def _cut(run: Run, clusters: pl.DataFrame, window_s: float, slo: Slo, page_token
     for part in range(parts):
         found = metrics(
             requests.filter(pl.col("section") == part), windows.filter(pl.col("section") == part),
-            run.links.clear(), slo=slo, page_tokens=page_tokens,
+            run.links.clear(), slo=slo, page_tokens=run.page_tokens,
             span_s=None if span is None else span / parts, end_s=end,
         )  # fmt: skip
         yield {

@@ -103,20 +103,16 @@ def half_width(spread: NDArray[np.float64], confidence: float) -> float:
 
 
 def compare(
-    base: Sequence[Run], arm: Sequence[Run], *, slo: Slo, page_tokens: int, window_s: float = 30.0
+    base: Sequence[Run], arm: Sequence[Run], *, slo: Slo, window_s: float = 30.0
 ) -> dict[str, Comparison]:
     """Every metric, arm against baseline. base, arm: the same seeds, the same workload for a seed. window_s:
     length of a cluster where requests have no session. Raises InputError where the seeds differ."""
     pairs = _paired(base, arm)
-    whole = [(figures(b, slo, page_tokens), figures(a, slo, page_tokens)) for b, a in pairs]
+    whole = [(figures(b, slo), figures(a, slo)) for b, a in pairs]
     if len(pairs) >= SECTIONS:
         return {name: _comparison(name, whole, whole) for name in METRICS}
     parts = -(-SECTIONS // len(pairs))
-    cut = [
-        section
-        for b, a in pairs
-        for section in section_figures(b, a, parts, slo=slo, page_tokens=page_tokens, window_s=window_s)
-    ]
+    cut = [section for b, a in pairs for section in section_figures(b, a, parts, slo=slo, window_s=window_s)]
     return {name: _comparison(name, whole, cut) for name in METRICS}
 
 

@@ -1,0 +1,61 @@
+"""For whom a policy helps. Owns: one replay's requests in buckets, by heat, queue depth, length, instance.
+
+Rules: edges are fixed powers, equal in every experiment, so that reports can be laid side by side; a bucket
+without requests has no row. Every request is in one bucket of each kind (by instance: if it reached one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import polars as pl
+
+from hotprefix.lab.metrics import Slo, last_moment, offered_span, request_metrics
+from hotprefix.lab.sections import Run
+
+EDGES: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
+    "heat": ("heat", (0, 1, 4, 16, 64, 256)),
+    "queue depth": ("queue_depth", (0, 1, 4, 16, 64, 256)),
+    "prompt tokens": ("input_tokens", (0, 1024, 4096, 16384, 65536, 131072)),
+}
+FIGURES: Final = (
+    "requests", "queue_wait_mean_s", "enqueue_hit_tokens", "net_l1_hit_loss_share", "retained_share",
+    "reuse_share", "computed_per_request", "ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "ttft_p99_s",
+    "slo_share",
+)  # fmt: skip
+BUCKET_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "by": pl.String,  # heat | queue depth | prompt tokens | instance
+    "order": pl.Int64,  # of the buckets of one kind
+    "bucket": pl.String,
+    **dict.fromkeys(FIGURES, pl.Float64),
+}
+
+
+def buckets(run: Run, slo: Slo) -> pl.DataFrame:
+    """BUCKET_COLUMNS of one replay."""
+    end = last_moment(run.requests, run.windows) if run.end_s is None else run.end_s
+    span = offered_span(run.requests)
+    rows = []
+    for by, order, name, part in _parts(run.requests):
+        found = request_metrics(part, slo, span, end)
+        rows.append({"by": by, "order": order, "bucket": name, **{f: found[f] for f in FIGURES}})
+    return pl.DataFrame(rows, schema=BUCKET_COLUMNS)
+
+
+def _parts(requests: pl.DataFrame) -> Iterator[tuple[str, int, str, pl.DataFrame]]:
+    """(kind, order, name, requests) of every bucket that has requests."""
+    for by, (column, edges) in EDGES.items():
+        for order, (low, high) in enumerate(zip(edges, (*edges[1:], None), strict=True)):
+            inside = pl.col(column) >= low
+            part = requests.filter(inside if high is None else inside & (pl.col(column) < high))
+            if not part.is_empty():
+                yield by, order, _name(low, high), part
+    for (instance,), part in requests.drop_nulls("instance").group_by("instance", maintain_order=True):
+        yield "instance", int(str(instance)), str(instance), part
+
+
+def _name(low: int, high: int | None) -> str:
+    if high is None:
+        return f"{low:,} and more"
+    return f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"
