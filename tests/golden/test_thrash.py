@@ -141,6 +141,8 @@ def test_only_the_window_is_refreshed() -> None:
         ({"eviction": Eviction.LFU}, 20, 32),
         ({"eviction": Eviction.FIFO}, 20, 32),
         ({"eviction": Eviction.PRIORITY}, 20, 32),
+        ({"eviction": Eviction.SIEVE}, 20, 32),
+        ({"eviction": Eviction.REUSE}, 32, 32),
         ({"order": Order.PRIORITY}, 32, 32),
         ({"order": Order.LPM}, 20, 32),
         ({"order": Order.SPF}, 8, 32),

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.cache.evict import KEYS
+from hotprefix.kernel.cache.evict import POLICIES
+from hotprefix.kernel.cache.expect import Expected
 from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.cache.tree import PrefixTree
 from hotprefix.kernel.config import Eviction
 from hotprefix.kernel.request import Namespace
 from tests.support.pages import PageOracle
 
+BY_CREATION = (Eviction.FIFO, Eviction.SIEVE)
 SPACES = [Namespace(), Namespace(salt="a"), Namespace(adapter="a")]
 
 
@@ -33,7 +35,8 @@ def snapshot(tree: PrefixTree) -> object:
     """Everything the tree holds, by value."""
 
     def node(n: Node) -> object:
-        stats = (n.pins, n.planned, n.last_access, n.created, n.hits, n.priority, n.in_heap, n.version)
+        stats = (n.pins, n.planned, n.last_access, n.created, n.hits, n.priority, n.queued, n.version)
+        stats += (n.visited, n.round, n.expected)
         return (n.serial, n.key, tuple(n.pages), stats, [node(c) for c in n.children.values()])
 
     heap = [(key, seq, leaf.serial) for key, seq, leaf in tree._heap._heap]
@@ -47,12 +50,13 @@ class TreeMachine(RuleBasedStateMachine):
         self.pins: list[Pin] = []
         self.old: list[tuple[Match, Namespace, bytes, int]] = []
         self.next_page = 0
+        self.now = 0.0
 
     @initialize(page_size=st.sampled_from([1, 4, 16]), eviction=st.sampled_from(Eviction))
     def build(self, page_size: int, eviction: Eviction) -> None:
         self.size, self.eviction = page_size, eviction
-        self.tree = PrefixTree(page_size, KEYS[eviction])
-        self.oracle = PageOracle(page_size * tk.TOKEN_BYTES, KEYS[eviction])
+        self.tree = PrefixTree(page_size, POLICIES[eviction])
+        self.oracle = PageOracle(page_size * tk.TOKEN_BYTES, POLICIES[eviction])
 
     def key(self, pages: list[int], rest: int = 0) -> bytes:
         """Pages that differ in their first, a middle or their last token."""
@@ -134,6 +138,22 @@ class TreeMachine(RuleBasedStateMachine):
         if not self.pins[at].planned:
             self.release(at)
 
+    @precondition(lambda self: self.pins)
+    @rule(pick=st.integers(0, 99), wait=st.sampled_from([0.0, 1.0, 2.0, 9.0]))
+    def ends_and_will_be_back(self, pick: int, wait: float) -> None:
+        at = pick % len(self.pins)
+        pin, expected = self.pins[at], Expected.after(self.now, wait)
+        if not pin.planned:
+            self.tree.expect(pin.handle, expected)
+            self.oracle.expect(pin.space, pin.key, expected)
+            self.release(at)
+
+    @rule(seconds=st.sampled_from([1.0, 8.0, 20.0]))
+    def time_goes_by(self, seconds: float) -> None:
+        self.now += seconds
+        self.tree.lapse(self.now)
+        self.oracle.lapse(self.now)
+
     def release(self, at: int) -> None:
         pin = self.pins.pop(at)
         self.tree.unpin(pin.handle)
@@ -168,8 +188,8 @@ class TreeMachine(RuleBasedStateMachine):
         pin = self.pins[pick % len(self.pins)]
         key, above = self.key(pages), len(pin.key) // self.oracle.width
         taken = self.tree.lookup_from(pin.handle, 0, key, 1).pages > 0
-        if not key or (self.eviction is Eviction.FIFO and above) or (planned and taken):
-            return  # fifo: joined runs count from their first publication, which the oracle does not follow
+        if not key or (self.eviction in BY_CREATION and above) or (planned and taken):
+            return  # joined runs count from their first publication, which the oracle does not follow
         if pin.planned and not planned:
             return  # its earlier pages are computed by the step in flight
         own = list(range(self.next_page, self.next_page + len(pages)))
@@ -190,7 +210,7 @@ class TreeMachine(RuleBasedStateMachine):
         for page in self.oracle.pages.values():
             page.planned = False
         for pin in self.pins:
-            if pin.planned and self.eviction is not Eviction.FIFO:
+            if pin.planned and self.eviction not in BY_CREATION:
                 pin.handle = self.tree.merge_up(pin.handle)
             pin.planned = False
 
@@ -201,8 +221,8 @@ class TreeMachine(RuleBasedStateMachine):
                 self.release(at)
         gone = {place: page for place, page in self.oracle.pages.items() if page.planned}
         assert sorted(self.tree.discard_planned()) == sorted(p.page for p in gone.values())
-        for place in gone:
-            del self.oracle.pages[place]
+        for place in sorted(gone, key=lambda p: -len(p[1])):
+            self.oracle.remove(place)
 
     # -- eviction ---------------------------------------------------------------------------------
 
@@ -236,7 +256,7 @@ class TreeMachine(RuleBasedStateMachine):
             assert len(node.key) == len(node.pages) * self.oracle.width > 0
             assert node.parent is not None
             assert node.parent.children[node.key[: self.oracle.width]] is node
-            assert not node.evictable or node.in_heap, "an evictable leaf can be found"
+            assert not node.evictable or node.queued is not None, "an evictable leaf can be found"
             assert node.pins >= sum(1 for c in node.children.values() if c.pins)
             for n, page in enumerate(node.pages):
                 place = (node.namespace, above + node.key[: (n + 1) * self.oracle.width])

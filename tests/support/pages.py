@@ -1,14 +1,16 @@
 """The prefix tree, written as a dictionary of pages. Owns: `PageOracle`.
 
 Rules: no runs, no splits, no laziness: one record for each indexed page, found by namespace and whole
-prefix; a use writes every page of its path. Slow and plain, so that it can be believed.
+prefix; a use writes every page of its path, except what belongs to the page where it ended (visited,
+expected), which passes on when that page goes. Slow and plain, so that it can be believed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from hotprefix.kernel.cache.evict import Policy
+from hotprefix.kernel.cache.expect import Expected
 from hotprefix.kernel.request import Namespace
 
 Key = tuple[Namespace, bytes]
@@ -23,14 +25,18 @@ class Page:
     priority: int = 1 << 30
     pins: int = 0
     planned: bool = False
+    visited: bool = False
+    round: int = 0
+    expected: Expected | None = None
 
 
 class PageOracle:
-    """See the module's rules. key: what an eviction policy sorts by."""
+    """See the module's rules."""
 
-    def __init__(self, page_bytes: int, key: Callable[[Page], tuple[int, ...]]) -> None:
+    def __init__(self, page_bytes: int, policy: Policy) -> None:
         self.width = page_bytes
-        self._key = key
+        self._policy = policy
+        self._round = 0
         self.pages: dict[Key, Page] = {}
         self._tick = 0
 
@@ -57,6 +63,33 @@ class PageOracle:
                 page.priority = min(page.priority, priority)
             if counted is not None and n >= counted:
                 page.hits += 1
+        if counted is not None:
+            self._ended_at(page)
+
+    def _ended_at(self, page: Page) -> None:
+        """A use by another than the publisher: it is what was expected."""
+        page.visited = True
+        page.expected = None
+
+    def expect(self, namespace: Namespace, key: bytes, expected: Expected) -> None:
+        page = self.pages.get((namespace, key))
+        if page is not None:
+            page.expected = expected.joined(page.expected)
+
+    def lapse(self, now: float) -> None:
+        for page in self.pages.values():
+            if page.expected is not None and page.expected.lapses <= now:
+                page.expected = None
+
+    def remove(self, place: Key) -> Page:
+        """What belongs to the end of a use passes to the page above."""
+        page = self.pages.pop(place)
+        parent = self.pages.get((place[0], place[1][: -self.width]))
+        if parent is not None:
+            parent.visited = parent.visited or page.visited
+            parent.round = max(parent.round, page.round)
+            parent.expected = page.expected.joined(parent.expected) if page.expected else parent.expected
+        return page
 
     def pin(self, namespace: Namespace, key: bytes, pages: int, by: int) -> None:
         for place in self.path(namespace, key, pages):
@@ -73,10 +106,11 @@ class PageOracle:
         for place, page in zip(
             self.path(namespace, key, len(key) // self.width)[len(found) :], fresh, strict=True
         ):
-            self.pages[place] = Page(page, 0, self._tick + 1, planned=planned)
+            self.pages[place] = Page(page, 0, self._tick + 1, planned=planned, round=self._round)
         if kept:
             for page in kept:
                 page.hits += 1
+            self._ended_at(kept[-1])
         self.use(namespace, key, len(key) // self.width, priority, None)
         return [p.page for p in kept] + fresh, len(fresh)
 
@@ -88,15 +122,27 @@ class PageOracle:
         )
 
     def evict(self, count: int, wanted: frozenset[Key] = frozenset()) -> list[int]:
-        """Pages one by one: the least wanted unpinned leaf, those in `wanted` only when no other is left."""
+        """Pages one by one: the least wanted unpinned leaf, those in `wanted` only when no other is left;
+        with a second chance, what was visited since the last look is passed over once."""
         freed: list[int] = []
+        aside: set[Key] = set()
         while len(freed) < count:
-            leaves = [(k, p) for k, p in self.pages.items() if not p.pins and self.is_leaf(k)]
+            leaves = [
+                (k, p) for k, p in self.pages.items() if not p.pins and self.is_leaf(k) and k not in aside
+            ]
             if not leaves:
-                break
-            place, page = min(leaves, key=lambda kp: (kp[0] in wanted, self._key(kp[1])))
-            freed.append(page.page)
-            del self.pages[place]
+                if not aside:
+                    break
+                aside, wanted = set(), frozenset()
+                continue
+            place, page = min(leaves, key=lambda kp: self._policy.key(kp[1]))
+            self._round = max(self._round, page.round)
+            if self._policy.second_chance and page.visited:
+                page.visited, page.round = False, self._round + 1
+            elif place in wanted:
+                aside.add(place)
+            else:
+                freed.append(self.remove(place).page)
         return freed
 
     @property

@@ -8,7 +8,7 @@ import pytest
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.cache.evict import KEYS, LeafView, SortKey, lru
+from hotprefix.kernel.cache.evict import POLICIES, LeafView, Policy, SortKey, lru
 from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.cache.tree import PrefixTree
 from hotprefix.kernel.config import Eviction
@@ -21,7 +21,7 @@ class Cache:
     """A tree with pages of four equal tokens: "abc" are three pages."""
 
     def __init__(self, eviction: Eviction = Eviction.LRU) -> None:
-        self.tree = PrefixTree(4, KEYS[eviction])
+        self.tree = PrefixTree(4, POLICIES[eviction])
         self.names: dict[int, str] = {}
 
     def key(self, pages: str, rest: str = "") -> bytes:
@@ -96,7 +96,7 @@ def test_a_match_ends_at_the_first_page_that_is_missing() -> None:
 
 def test_keys_shorter_than_a_page_leave_no_node() -> None:
     """Handed case 26."""
-    tree = PrefixTree(64, lru)
+    tree = PrefixTree(64, Policy(lru))
     for n in (1, 63, 64, 65):
         handle = tree.pin_root(NS)
         whole = tk.encode(range(n))[: n // 64 * 64 * 4]
@@ -443,7 +443,7 @@ def test_one_page_from_ten_thousand_leaves_looks_at_a_handful() -> None:
         calls += 1
         return lru(leaf)
 
-    tree = PrefixTree(4, counted)
+    tree = PrefixTree(4, Policy(counted))
     for n in range(10_000):
         tree.unpin(tree.insert(tree.pin_root(NS), tk.encode([n] * 8), [2 * n, 2 * n + 1]).handle)
     calls = 0
@@ -462,7 +462,7 @@ def test_one_page_from_ten_thousand_leaves_looks_at_a_handful() -> None:
 
 def test_a_lookup_through_many_pages_compares_runs_not_tokens() -> None:
     """A key is compared once for each run, so a long match in one run takes one comparison."""
-    tree = PrefixTree(16, lru)
+    tree = PrefixTree(16, Policy(lru))
     key = tk.encode(range(16 * 1024))
     tree.insert(tree.pin_root(NS), key, list(range(1024)))
 

@@ -49,6 +49,8 @@ class Eviction(StrEnum):
     SLRU = "slru"
     FIFO = "fifo"
     PRIORITY = "priority"
+    SIEVE = "sieve"
+    REUSE = "reuse"
 
 
 class Refresh(StrEnum):

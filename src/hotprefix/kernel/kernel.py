@@ -96,6 +96,10 @@ class Kernel:
             raise RequestRejected("cache_key and tokens differ in length", param="cache_key")
         if request.max_tokens < 1:
             raise RequestRejected(f"max_tokens={request.max_tokens}: give at least 1", param="max_tokens")
+        if request.next_use_s is not None and not 0 <= request.next_use_s < float("inf"):
+            raise RequestRejected(
+                f"next_use_s={request.next_use_s}: give seconds >= 0, or None", param="next_use_s"
+            )
         positions = request.prompt_len + request.max_tokens - 1
         need = self._s.tables.pages_for(positions)
         if need > config.total_pages:

@@ -47,7 +47,9 @@ class Request:
     prompt position's logits are wanted); None = as many as match. cache_key: what identifies the
     prompt in the cache; equal to `tokens` unless `content_key` made another. share_limit: leading
     tokens that may be published (None = all). session: when the request ends well, its pages stay
-    protected for at most `hold_s` seconds or until the session's next request takes them over.
+    protected for at most `hold_s` seconds or until the session's next request takes them over. next_use_s:
+    predicted seconds from this request's end to the session's next one, >= 0 (eviction `reuse`);
+    None = nobody is expected.
     """
 
     id: RequestId
@@ -60,6 +62,7 @@ class Request:
     cache_key: bytes | None = None
     session: str | None = None
     hold_s: float = 0.0
+    next_use_s: float | None = None
 
     @property
     def prompt_len(self) -> int:

@@ -7,6 +7,7 @@ flight place it holds is returned on every path. Ended sequences are forgotten.
 from __future__ import annotations
 
 from hotprefix.kernel import events as ev
+from hotprefix.kernel.cache.expect import Expected
 from hotprefix.kernel.cache.host import HostTier
 from hotprefix.kernel.cache.node import Match
 from hotprefix.kernel.cache.tables import Tables
@@ -241,7 +242,7 @@ class State:
         """The one exit of every request: all it holds is returned and it is forgotten."""
         if seq.phase is Phase.RUNNING:
             if finish in (Finish.STOP, Finish.LENGTH):
-                self._hold_session(seq)
+                self._prepare_next(seq)
             self._leave_pages(seq)
         elif seq.phase is Phase.WAITING:
             self.queue.remove(seq)
@@ -261,16 +262,23 @@ class State:
         self._count_end(seq, finish)
         return progress_of(seq, token, finish, error)
 
-    def _hold_session(self, seq: Sequence) -> None:
-        """Where the request asks for it, its session keeps a pin of its own on everything published."""
+    def _prepare_next(self, seq: Sequence) -> None:
+        """The session's next request is expected where this one ends; and, where the request asks for it, its
+        session keeps a pin of its own on everything published."""
         request = seq.request
-        if request.session is None or request.hold_s <= 0 or not self.config.prefix_cache:
+        wait = request.next_use_s if self.config.eviction is Eviction.REUSE else None
+        hold = request.session if request.hold_s > 0 else None
+        if not self.config.prefix_cache or (wait is None and hold is None):
             return
         self.publish(seq, publishable(self.rules, seq, ended=True))
-        handle = self.l1.tree.pin_again(seq.pin)
-        key = (request.namespace, request.session)
-        if not self.sessions.take(key, handle, seq.shared, self.now + request.hold_s):
-            self.l1.tree.unpin(handle)
+        if wait is not None:
+            self.l1.tree.expect(seq.pin, Expected.after(self.now, wait))
+        if hold is not None:
+            handle = self.l1.tree.pin_again(seq.pin)
+            if not self.sessions.take(
+                (request.namespace, hold), handle, seq.shared, self.now + request.hold_s
+            ):
+                self.l1.tree.unpin(handle)
 
     def _count_end(self, seq: Sequence, finish: Finish) -> None:
         if finish is Finish.ABORT:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hotprefix.kernel.cache.expect import Expected
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
@@ -25,13 +26,15 @@ class Node:
     last_access, hits, priority belong to uses that *ended* here; a parent inherits its children's when
     they leave, so a touch is one write and yet no parent ever looks older than its children. hits counts
     uses by others: publishing is none, or a prompt prefilled in chunks would look hotter than another.
-    serial: unique within the tree, for order policies. digest: the name of its last page outside this
-    process (keys.py), once somebody has asked.
+    visited, round: whether a use ended here since the eviction's hand last came by, and in which of its
+    rounds it comes next. expected: the next use of what ends here. These pass to the parent too. queued:
+    the eviction heap's mark. serial: unique within the tree, for order policies. digest: the name of its
+    last page outside this process (keys.py), once somebody has asked.
     """
 
     __slots__ = (
-        "children", "created", "cuts", "digest", "hits", "in_heap", "key", "last_access", "namespace",
-        "pages", "parent", "pins", "planned", "priority", "serial", "version",
+        "children", "created", "cuts", "digest", "expected", "hits", "key", "last_access", "namespace",
+        "pages", "parent", "pins", "planned", "priority", "queued", "round", "serial", "version", "visited",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +52,10 @@ class Node:
         self.created = 0
         self.hits = 0
         self.priority = 0
-        self.in_heap = False
+        self.visited = False
+        self.round = 0
+        self.expected: Expected | None = None
+        self.queued: tuple[float, ...] | None = None
         self.version = 0
         self.cuts = 0
         self.digest: bytes | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hotprefix.errors import ProtocolError
-from hotprefix.kernel.cache.evict import KEYS
+from hotprefix.kernel.cache.evict import POLICIES
 from hotprefix.kernel.cache.node import Node
 from hotprefix.kernel.cache.pages import PagePool, PageState
 from hotprefix.kernel.cache.tree import PrefixTree
@@ -38,7 +38,7 @@ class Tier:
     ) -> None:
         self.page_size = page_size
         self.pool = PagePool(total)
-        self.tree = PrefixTree(page_size, KEYS[eviction])
+        self.tree = PrefixTree(page_size, POLICIES[eviction])
         self._on_evict = on_evict
         self.wanted: Callable[[], Mapping[Node, int]] = dict
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hotprefix.errors import ProtocolError
-from hotprefix.kernel.cache.evict import EvictionHeap, LeafView, SortKey
+from hotprefix.kernel.cache.evict import EvictionHeap, Policy
+from hotprefix.kernel.cache.expect import Expected, Lapsing
 from hotprefix.kernel.cache.node import Match, Node, match_at, walk
 from hotprefix.kernel.cache.watch import TreeWatch
 from hotprefix.kernel.request import Namespace
@@ -39,10 +40,11 @@ class PrefixTree:
     that many pages off a leaf's tail. watch: told of every real page that comes and goes, on every path.
     Neither may change the tree."""
 
-    def __init__(self, page_size: int, key: Callable[[LeafView], SortKey]) -> None:
+    def __init__(self, page_size: int, policy: Policy) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[Namespace, Node] = {}
-        self._heap: EvictionHeap[Node] = EvictionHeap(key)
+        self._heap: EvictionHeap[Node] = EvictionHeap(policy)
+        self._lapsing: Lapsing[Node] = Lapsing()
         self._planned: list[Node] = []
         self._tick = 0
         self._serial = 0
@@ -101,8 +103,19 @@ class PrefixTree:
         """A request takes the matched pages: they become most recent, and the use is counted."""
         if match.pages:
             node = self._end_of(match)
-            node.hits += 1
+            self._count_use(node)
             self._used(node, priority)
+
+    def expect(self, handle: Node, expected: Expected) -> None:
+        """The prefix that ends with this pinned node is expected to be used again."""
+        if handle.pages:
+            self._lapsing.expect(handle, expected)
+
+    def lapse(self, now: float) -> None:
+        """Nobody is expected any more where it has become too late (see `expect`)."""
+        for node in self._lapsing.lapse(now):
+            if node.evictable:
+                self._heap.push(node)
 
     # -- pins -------------------------------------------------------------------------------------
 
@@ -169,7 +182,7 @@ class PrefixTree:
         if found.pages:
             node = self._end_of(found)
             kept = self._between(handle, node)
-            node.hits += 1
+            self._count_use(node)
             handle.hits -= 1
         fresh = pages[len(kept) :]
         if fresh:
@@ -272,6 +285,7 @@ class PrefixTree:
         node = Node(parent.namespace, parent, key, pages, self._next_serial())
         node.planned = planned
         node.created = self._tick + 1
+        node.round = self._heap.round
         node.priority = 1 << 30
         parent.children[key[: self.page_bytes]] = node
         parent.version += 1
@@ -286,6 +300,15 @@ class PrefixTree:
     def _next_serial(self) -> int:
         self._serial += 1
         return self._serial
+
+    def _count_use(self, node: Node) -> None:
+        """By another than its publisher; it is what was expected here."""
+        node.hits += 1
+        node.visited = True
+        if node.expected is not None:
+            node.expected = None
+            if node.evictable:
+                self._heap.push(node)
 
     def _used(self, node: Node, priority: int) -> None:
         self._tick += 1
@@ -305,12 +328,12 @@ class PrefixTree:
         """A request that extends its own prefix page by page should leave one run, not a chain.
 
         Only where nobody could tell: the parent is real, has this child alone, is pinned through it
-        alone and was used by nobody but its publisher.
+        alone, and was or will be used by nobody but its publisher.
         """
         parent = node.parent
         if (
             parent is None or parent.parent is None or node.planned or parent.planned
-            or len(parent.children) != 1 or parent.pins != 1 or parent.hits or node.hits
+            or len(parent.children) != 1 or parent.pins != 1 or parent.hits or node.hits or parent.expected
             or node.pins != 1 or parent.priority != node.priority
         ):  # fmt: skip
             return node
@@ -320,6 +343,7 @@ class PrefixTree:
         for child in parent.children.values():
             child.parent = parent
         parent.last_access = max(parent.last_access, node.last_access)
+        self._inherit_uses(parent, node)
         parent.digest = node.digest
         parent.version += 1
         parent.cuts += 1
@@ -365,12 +389,21 @@ class PrefixTree:
         parent.version += 1
         parent.last_access = max(parent.last_access, leaf.last_access)
         parent.hits += leaf.hits
+        self._inherit_uses(parent, leaf)
         parent.priority = min(parent.priority, leaf.priority)
         self.nodes -= 1
         if parent.parent is None:
             self._drop_root_if_empty(parent)
         elif parent.evictable:
             self._heap.push(parent)
+
+    def _inherit_uses(self, parent: Node, node: Node) -> None:
+        """The parent of a node that goes keeps its place under the hand and what is expected."""
+        parent.visited = parent.visited or node.visited
+        parent.round = max(parent.round, node.round)
+        if node.expected is not None and parent.parent is not None:
+            self._lapsing.expect(parent, node.expected)
+            node.expected = None
 
     def _drop_root_if_empty(self, root: Node) -> None:
         if not root.children and not root.pins:

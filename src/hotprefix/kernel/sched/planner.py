@@ -46,6 +46,7 @@ class Planner:
         self._prefilled = False
         s.relax()
         s.sessions.expire(s.now)
+        s.l1.tree.lapse(s.now)
         self._refresh.run()
         if s.prefetch is not None:
             s.prefetch.look_ahead(s.queue)

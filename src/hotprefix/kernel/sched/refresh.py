@@ -20,7 +20,7 @@ from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State
 
 UNBOUNDED = 1 << 30
-RECENCY_BASED = frozenset({Eviction.LRU, Eviction.SLRU})
+RECENCY_BASED = frozenset({Eviction.LRU, Eviction.SLRU, Eviction.REUSE})
 
 
 class QueueRefresh:
