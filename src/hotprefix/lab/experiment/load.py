@@ -1,0 +1,144 @@
+"""From a file and a command line to an `Experiment`. Owns: finding, reading, changing and checking it.
+
+Rules: everything wrong ends in one `InputError` that names file, field, value and what to do. What the
+command line changes is applied before the checks and is part of the experiment's identity. Paths in a file
+are relative to it, paths on the command line to where one stands.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hotprefix.errors import InputError
+from hotprefix.lab.experiment.explain import explain, nearest
+from hotprefix.lab.experiment.spec import Experiment, Settings
+from hotprefix.lab.experiment.variants import check, put
+
+SETTINGS = frozenset(Settings.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the command line changes. trace: replaces the trace section whole. sets: "key=value", value as in
+    TOML or a bare word."""
+
+    trace: str | None = None
+    limit: int | None = None
+    seeds: int | None = None
+    sets: tuple[str, ...] = ()
+
+
+def shipped() -> dict[str, Path]:
+    """Experiments that come with the package, by name."""
+    folder = Path(str(resources.files("hotprefix.lab"))) / "experiments"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load(target: str, changes: Changes = Changes()) -> Experiment:
+    """The experiment of a shipped name or a .toml path, changed and checked. Raises InputError."""
+    path = find(target)
+    raw = _read(path)
+    _anchor(raw, path.parent)
+    _apply(raw, changes)
+    experiment = _validate(raw, path)
+    try:
+        check(experiment)
+    except InputError as error:
+        raise InputError(f"{path}: {error.message}", param=error.param) from None
+    return experiment
+
+
+def find(target: str) -> Path:
+    """The file of a shipped name or a path. Raises InputError."""
+    known = shipped()
+    if target in known:
+        return known[target]
+    path = Path(target)
+    if path.suffix == ".toml" or path.is_file():
+        return path
+    raise InputError(
+        f"experiment {target!r}: give a .toml file or a shipped one; {nearest(target, known)}",
+        param="experiment",
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read the experiment: {error.strerror}", param="experiment"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not TOML: {error}", param="experiment") from error
+
+
+def _anchor(raw: dict[str, Any], folder: Path) -> None:
+    """Make the paths of a file independent of where one stands."""
+    places: list[tuple[Any, str]] = [(raw.get("trace"), "source"), (raw, "cost")]
+    for variant in [*_tables(raw, "conditions"), *_tables(raw, "arms")]:
+        places += [(variant.get("set"), "trace.source"), (variant.get("set"), "cost")]
+    for table, key in places:
+        value = table.get(key) if isinstance(table, dict) else None
+        if isinstance(value, str) and (folder / value).is_file():
+            table[key] = str(folder / value)
+
+
+def _tables(raw: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = raw.get(key)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+
+
+def _apply(raw: dict[str, Any], changes: Changes) -> None:
+    for text in changes.sets:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {text!r}: give key=value, for example kernel.order=lpm", param="set")
+        _refuse_varied(raw, key.strip())
+        put(raw, key.strip(), _value(value.strip()))
+    if changes.trace is not None:
+        _refuse_varied(raw, "trace")
+        raw["trace"] = {"source": changes.trace}
+    if changes.limit is not None:
+        put(raw, "trace.limit", changes.limit)
+    if changes.seeds is not None:
+        raw["seeds"] = changes.seeds
+
+
+def _refuse_varied(raw: dict[str, Any], key: str) -> None:
+    """What arms or conditions set cannot be set for all of them as well."""
+    varied = [(f"{kind[:-1]} {entry.get('name')!r}", entry.get("set")) for kind in ("arms", "conditions")
+              for entry in _tables(raw, kind)]  # fmt: skip
+    varied.append(("factors", raw.get("factors")))
+    for who, keys in varied:
+        for other in keys if isinstance(keys, dict) else ():
+            if other == key or other.startswith(f"{key}.") or key.startswith(f"{other}."):
+                raise InputError(
+                    f"{key}: {who} of this experiment sets {other}; change it in the file", param="set"
+                )
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _validate(raw: dict[str, Any], path: Path) -> Experiment:
+    body = {key: value for key, value in raw.items() if key not in SETTINGS}
+    if "settings" in body:
+        raise InputError(f"{path}: settings: no such key; give its parts ({', '.join(sorted(SETTINGS))})")
+    body["settings"] = {key: value for key, value in raw.items() if key in SETTINGS}
+    try:
+        return Experiment.model_validate(body)
+    except ValidationError as error:
+        raise InputError(
+            f"{path}: {explain(error, Experiment, hidden='settings')}", param="experiment"
+        ) from error

@@ -1,0 +1,101 @@
+"""Many runs, some at a time. Owns: one process per run, and what happens when one of them dies.
+
+Rules: a run has a process of its own (spawned, so nothing is inherited), and its result comes back as files:
+a run that raises, is killed or runs out of memory costs its own result and nobody else's. Finished runs are
+not done again. An interrupt ends the processes and leaves a folder that the same command continues.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from hotprefix.lab.experiment.store import Failure, Output, RunStore
+
+POLL_S = 0.25
+
+
+class Task(Protocol):
+    """One run: its key and how to do it. Travels to another process, so it pickles."""
+
+    @property
+    def key(self) -> str: ...
+    def run(self, progress: Callable[[int], None]) -> Output:
+        """Do it. progress: told the number of requests that have ended."""
+
+
+class Watch(Protocol):
+    """Who is told how far a sweep is."""
+
+    def ended(self, task: Task, failure: Failure | None) -> None: ...
+    def moved(self, requests: int) -> None:
+        """requests: ended so far in the runs under way."""
+
+
+def attempt(task: Task, out: Path, progress: Callable[[int], None]) -> Failure | None:
+    """Do one run; what it raises becomes a record beside the finished runs."""
+    store = RunStore(out)
+    try:
+        store.save(task.key, task.run(progress))
+    except Exception as error:
+        failure = Failure.of(error)
+        store.fail(task.key, failure)
+        return failure
+    return None
+
+
+@dataclass(slots=True)
+class _Live:
+    task: Task
+    process: BaseProcess
+    done: Any = field(repr=False)  # shared count of ended requests
+
+
+def sweep(tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch) -> None:
+    """Do the tasks, `jobs` at a time, in the order given; returns when each has a result or a failure."""
+    context = mp.get_context("spawn")
+    waiting, live = list(reversed(tasks)), dict[int, _Live]()
+    try:
+        while waiting or live:
+            while waiting and len(live) < jobs:
+                task, done = waiting.pop(), context.Value("q", 0, lock=False)
+                process = context.Process(target=_child, args=(task, out, done), daemon=True)
+                process.start()
+                live[process.sentinel] = _Live(task, process, done)
+            for sentinel in wait(list(live), timeout=POLL_S):
+                one = live.pop(cast(int, sentinel))
+                one.process.join()
+                watch.ended(one.task, _verdict(one, RunStore(out)))
+            watch.moved(sum(one.done.value for one in live.values()))
+    finally:
+        for one in live.values():
+            one.process.terminate()
+        for one in live.values():
+            one.process.join()
+        RunStore(out).tidy()
+
+
+def _child(task: Task, out: Path, done: Any) -> None:
+    """The body of a run's process. An interrupt is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def progress(requests: int) -> None:
+        done.value = requests
+
+    attempt(task, out, progress)
+
+
+def _verdict(one: _Live, store: RunStore) -> Failure | None:
+    code = one.process.exitcode
+    if code == 0:
+        return store.failure(one.task.key)
+    how = f"killed by {signal.Signals(-code).name} (out of memory?)" if code and code < 0 else f"exit {code}"
+    failure = Failure(f"the run's process ended without a result: {how}")
+    store.fail(one.task.key, failure)
+    return failure

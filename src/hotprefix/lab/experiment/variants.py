@@ -1,0 +1,124 @@
+"""Arms and conditions. Owns: which there are, and the settings each pair runs with.
+
+Rules: an arm is applied after its condition; both only set keys of the settings. Two arms may set the same
+(A/A): they are one run, told twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from hotprefix.errors import ConfigError, InputError
+from hotprefix.kernel.config import KernelConfig
+from hotprefix.lab.experiment.explain import explain, nearest
+from hotprefix.lab.experiment.spec import Experiment, HypothesisSpec, Settings, Variant
+
+_KERNEL = TypeAdapter(KernelConfig)
+_KERNEL_KEYS = frozenset(KernelConfig.__dataclass_fields__) - {"total_pages"}
+
+
+def arms(experiment: Experiment) -> tuple[Variant, ...]:
+    """The arms listed, or every combination of the factors' levels."""
+    if experiment.arms:
+        return experiment.arms
+    keys = list(experiment.factors)
+    combinations = product(*experiment.factors.values())
+    return tuple(
+        Variant(name="+".join(str(level) for level in levels), set=dict(zip(keys, levels, strict=True)))
+        for levels in combinations
+    )
+
+
+def settings(experiment: Experiment, condition: Variant, arm: Variant) -> Settings:
+    """What this pair runs with. Raises InputError."""
+    raw = experiment.settings.model_dump(exclude_unset=True)
+    for key, value in (*condition.set.items(), *arm.set.items()):
+        put(raw, key, value)
+    where = f"condition {condition.name!r}, arm {arm.name!r}"
+    try:
+        found = Settings.model_validate(raw)
+    except ValidationError as error:
+        raise InputError(f"{where}: {explain(error, Settings)}", param="set") from error
+    try:
+        kernel(found, total_pages=1, page_size=1)
+    except InputError as error:
+        raise InputError(f"{where}: {error.message}", param=error.param) from None
+    return found
+
+
+def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelConfig:
+    """The kernel's configuration. page_size: where the settings give none. Raises ConfigError."""
+    unknown = settings.kernel.keys() - _KERNEL_KEYS
+    if unknown:
+        key = min(unknown)
+        hint = "capacity gives it" if key == "total_pages" else nearest(key, _KERNEL_KEYS)
+        raise ConfigError(f"kernel.{key}: no such key; {hint}", param=f"kernel.{key}")
+    try:
+        return _KERNEL.validate_python(
+            {"page_size": page_size, **settings.kernel, "total_pages": total_pages}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"].removeprefix("Input should be ")
+        raise ConfigError(
+            f"kernel.{field}={first['input']!r}: give {reason}", param=f"kernel.{field}"
+        ) from error
+
+
+def check(experiment: Experiment) -> None:
+    """Whatever one part of a file says about another. Raises InputError."""
+    if bool(experiment.arms) == bool(experiment.factors):
+        raise InputError(
+            "arms, factors: give one of them (a list of arms, or factors to combine)", param="arms"
+        )
+    names = [arm.name for arm in arms(experiment)]
+    for kind, found in (("arms", names), ("conditions", [c.name for c in experiment.conditions])):
+        twice = {name for name in found if found.count(name) > 1}
+        if twice:
+            raise InputError(
+                f"{kind}: {min(twice)!r} stands there twice; give each a name of its own", param=kind
+            )
+    if experiment.baseline not in names:
+        raise InputError(
+            f"baseline={experiment.baseline!r}: no such arm; {nearest(experiment.baseline, names)}",
+            param="baseline",
+        )
+    for condition in experiment.conditions:
+        for arm in arms(experiment):
+            settings(experiment, condition, arm)
+    experiment.slo.build()
+    for one in experiment.hypotheses:
+        _check_hypothesis(one, experiment.baseline, names, [c.name for c in experiment.conditions])
+
+
+def _check_hypothesis(
+    one: HypothesisSpec, baseline: str, arms: Sequence[str], conditions: Sequence[str]
+) -> None:
+    where = f"hypothesis {one.id!r}"
+    for field, name, known in (
+        ("arm", one.arm, arms),
+        ("baseline", one.baseline or baseline, arms),
+        ("condition", one.condition, conditions),
+    ):
+        if name not in known:
+            raise InputError(f"{where}: {field}={name!r}: there is none; {nearest(name, known)}", param=field)
+    try:
+        one.build(baseline)
+    except ConfigError as error:
+        text = error.message if error.message.startswith("hypothesis") else f"{where}: {error.message}"
+        raise InputError(text, param=error.param) from None
+
+
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key, making sections on the way. Raises InputError where the way is a value."""
+    *way, last = key.split(".")
+    for part in way:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InputError(f"{key}: {part} is a value, not a section", param=key)
+    table[last] = value

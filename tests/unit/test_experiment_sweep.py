@@ -1,0 +1,206 @@
+"""Runs over processes and through Ray: what is kept, what is done again, what a dying run costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from hotprefix.errors import ConfigError, InputError
+from hotprefix.lab.experiment.ray_sweep import ray_sweep
+from hotprefix.lab.experiment.store import Failure, Output, RunStore
+from hotprefix.lab.experiment.sweep import Task, sweep
+
+HERE = Path(__file__)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A run whose table says the seed, and that leaves a mark each time it is done."""
+
+    key: str
+    seed: int
+    marks: Path
+    fault: str = ""
+
+    def run(self, progress: Callable[[int], None]) -> Output:
+        with (self.marks / self.key).open("a") as file:
+            file.write("x")
+        if self.fault == "raises":
+            raise ValueError("three is right out")
+        if self.fault == "input":
+            raise InputError("trace: no such file")
+        if self.fault == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "slow":
+            time.sleep(60)
+        progress(self.seed)
+        return Output({"requests": pl.DataFrame({"seed": [self.seed] * 3})}, {"seed": self.seed})
+
+
+class Told:
+    def __init__(self) -> None:
+        self.ends: dict[str, Failure | None] = {}
+
+    def ended(self, task: Task, failure: Failure | None) -> None:
+        assert task.key not in self.ends
+        self.ends[task.key] = failure
+
+    def moved(self, requests: int) -> None:
+        assert requests >= 0
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Path:
+    (tmp_path / "marks").mkdir()
+    return tmp_path / "marks"
+
+
+def files(store: RunStore) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(store.runs)): p.read_bytes() for p in sorted(store.runs.rglob("*")) if p.is_file()
+    }
+
+
+def test_failing_runs_cost_only_their_own_result(tmp_path: Path, marks: Path) -> None:
+    store, told = RunStore(tmp_path / "out"), Told()
+    store.claim("h" * 64, "numbers", force=False)
+    tasks = [
+        Numbers("a", 1, marks), Numbers("b", 2, marks, "raises"), Numbers("c", 3, marks, "dies"),
+        Numbers("d", 4, marks, "input"), Numbers("e", 5, marks),
+    ]  # fmt: skip
+    sweep(tasks, store.out, jobs=2, watch=told)
+
+    errors = {key: failure.error if failure else None for key, failure in told.ends.items()}
+    assert errors == {
+        "a": None,
+        "b": "ValueError: three is right out",
+        "c": "the run's process ended without a result: killed by SIGKILL (out of memory?)",
+        "d": "trace: no such file",
+        "e": None,
+    }
+    assert [store.finished(key) for key in "abcde"] == [True, False, False, False, True]
+    assert store.failure("b") == told.ends["b"]
+    assert "in run" in store.failure("b").trace  # type: ignore[union-attr]
+    assert store.scan("e", "requests").collect()["seed"].to_list() == [5, 5, 5]
+    assert store.facts("e") == {"seed": 5}
+
+    sweep([Numbers("b", 2, marks)], store.out, jobs=1, watch=Told())
+    assert store.finished("b")
+    assert store.failure("b") is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "no-facts", "bad-json"])
+def test_a_damaged_run_is_not_taken_for_finished(tmp_path: Path, marks: Path, damage: str) -> None:
+    store = RunStore(tmp_path / "out")
+    store.save("a", Numbers("a", 1, marks).run(lambda n: None))
+    assert store.finished("a")
+    table, facts = store.runs / "a/requests.parquet", store.runs / "a/run.json"
+    if damage == "cut":
+        table.write_bytes(table.read_bytes()[:-1])
+    elif damage == "missing":
+        table.unlink()
+    elif damage == "no-facts":
+        facts.unlink()
+    else:
+        facts.write_text("{")
+    assert not store.finished("a")
+    store.save("a", Numbers("a", 1, marks).run(lambda n: None))
+    assert store.finished("a")
+
+
+def test_another_experiments_folder_is_refused_and_named(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "out")
+    store.claim("a" * 64, "first", force=False)
+    store.claim("a" * 64, "first", force=False)
+    with pytest.raises(InputError, match=r"holds first aaaaaaaaaaaa, this is second bbbbbbbbbbbb; .*--force"):
+        store.claim("b" * 64, "second", force=False)
+    store.claim("b" * 64, "second", force=True)
+    assert json.loads((store.out / "experiment.json").read_text()) == {"name": "second", "hash": "b" * 64}
+
+
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"--out .*file/out: Not a directory; give a folder"):
+        RunStore(tmp_path / "file" / "out").claim("a" * 64, "x", force=False)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.unit.test_experiment_sweep import Numbers, Told
+from hotprefix.lab.experiment.sweep import sweep
+if __name__ == "__main__":
+    out, marks = Path(sys.argv[1]), Path(sys.argv[2])
+    sweep([Numbers("a", 1, marks), Numbers("b", 2, marks, "slow")], out, jobs=2, watch=Told())
+"""
+
+
+def test_an_interrupt_ends_the_runs_and_keeps_what_is_finished(tmp_path: Path, marks: Path) -> None:
+    store = RunStore(tmp_path / "out")
+    store.claim("h" * 64, "numbers", force=False)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), *sys.path])}
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(store.out), str(marks)], env=env, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    while not (store.finished("a") and (marks / "b").exists()):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    os.killpg(parent.pid, signal.SIGINT)
+    assert parent.wait(20) != 0
+    while _group_alive(parent.pid):  # the runs' process is gone already, its helper follows the parent
+        time.sleep(0.05)
+    assert store.finished("a")
+    assert not store.finished("b")
+    assert not list(store.runs.glob(".*"))
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ray_gives_the_bytes_of_a_local_sweep(tmp_path: Path, marks: Path) -> None:
+    ray = pytest.importorskip("ray")
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker knows hotprefix, not tests
+    tasks = [Numbers("a", 1, marks), Numbers("b", 2, marks), Numbers("c", 3, marks, "raises")]
+    here, there, told = RunStore(tmp_path / "here"), RunStore(tmp_path / "there"), Told()
+    for store in (here, there):
+        store.claim("h" * 64, "numbers", force=False)
+    sweep(tasks, here.out, jobs=2, watch=Told())
+    ray_sweep(tasks, there.out, address="local", jobs=2, watch=told)
+
+    local, remote = files(here), files(there)
+    assert sorted(local) == [
+        "a/requests.parquet",
+        "a/run.json",
+        "b/requests.parquet",
+        "b/run.json",
+        "c.failed.json",
+    ]
+    assert {k: v for k, v in remote.items() if k != "c.failed.json"} == {
+        k: v for k, v in local.items() if k != "c.failed.json"
+    }
+    assert told.ends["c"] is not None
+    assert told.ends["c"].error == "ValueError: three is right out"
+
+
+def test_an_unreachable_ray_cluster_is_bad_input(tmp_path: Path, marks: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(ConfigError, match=r"--ray 127.0.0.1:1: no cluster there"):
+        ray_sweep([Numbers("a", 1, marks)], tmp_path, address="127.0.0.1:1", jobs=1, watch=Told())
