@@ -76,11 +76,11 @@ class CostModel(_Frozen):
     """The time of a forward pass and of planning it, and the size of what moves.
 
     name, source: what it is and where the figures are from, for people. model, dtype, hardware, date: of the
-    measurement (of the publication for a preset). Seconds per: base_s step; prefill_token_s position in a
-    chunk of more than one; prefill_context_s (position, position it attends to) pair of those; decode_s
-    chunk of one position; decode_context_s position that those attend to. scheduler_*: what a step costs
-    outside the forward pass: per step, running request and waiting request. kv_token_bytes: keys and values
-    of one token in all layers. fit: None where nothing was fitted.
+    measurement (date of a published preset: when its sources were read). Seconds per: base_s step;
+    prefill_token_s position in a chunk of more than one; prefill_context_s (position, position it attends
+    to) pair of those; decode_s chunk of one position; decode_context_s position that those attend to.
+    scheduler_*: what a step costs outside the forward pass: per step, running request and waiting request.
+    kv_token_bytes: keys and values of one token in all layers. fit: None where nothing was fitted.
     """
 
     version: Literal[1] = VERSION

@@ -1,0 +1,53 @@
+"""`hotprefix calibrate`. Owns: its arguments.
+
+Rules: progress on stderr, the model in the file; `--json` prints it too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hotprefix.errors import InputError
+
+stderr = Console(stderr=True)
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
+    model: Annotated[str, typer.Option(help="Hugging Face directory, .gguf file or hub id.")] = "default",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.")] = None,
+    kv_tokens: Annotated[int, typer.Option(help="Capacity of the KV pool, tokens.")] = 32768,
+    page_size: Annotated[int, typer.Option(help="Tokens per KV page.")] = 16,
+    max_batched_tokens: Annotated[int, typer.Option(help="Tokens one step may compute.")] = 2048,
+    max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = 64,
+    name: Annotated[str | None, typer.Option(help="Name of the cost model; default: the file's.")] = None,
+    quick: Annotated[bool, typer.Option(help="20 seconds instead of two minutes; less exact.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the model on stdout too.")] = False,
+) -> None:
+    """Measure what a step costs on this machine, for `hotprefix replay`.
+
+    Example: hotprefix calibrate --out cost.json
+    """
+    from hotprefix.engine.bare import Bare
+    from hotprefix.lab.cost.calibrate import FULL_S, QUICK_S, Settings
+    from hotprefix.lab.cost.calibrate import calibrate as measure
+
+    if out.is_dir():
+        raise InputError(f"{out}: a folder; give the file to write", param="out")
+    settings = Settings(QUICK_S if quick else FULL_S, max_batched_tokens, max_running)
+    with stderr.status("starting") as status:
+        bare = Bare.load(
+            model, dtype, device, pages=max(1, kv_tokens // page_size), page_size=page_size, threads=threads,
+            progress=status.update,
+        )  # fmt: skip
+        found, _ = measure(bare, settings, name or out.stem, status.update)
+    found.save(out)
+    stderr.print(found.label, markup=False, soft_wrap=True)
+    if json:
+        typer.echo(found.model_dump_json(indent=2))

@@ -1,0 +1,106 @@
+"""The engine without text. Owns: `Bare`, a model loaded once for any number of fresh loops.
+
+Rules: the same parts as the server's engine (decoder, pool, sampler, loop), driven in the caller's process
+and thread with token ids alone, so that what is measured is the engine and nothing else. Loops share the
+KV pool: one at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hotprefix.engine.build import Progress
+from hotprefix.engine.executor import Executor
+from hotprefix.engine.kvpool import KVPool
+from hotprefix.engine.live import TokensOnly
+from hotprefix.engine.loop import EngineLoop
+from hotprefix.engine.messages import EngineInfo
+from hotprefix.engine.model.files import ModelFiles, resolve_model
+from hotprefix.engine.model.loader import LoadedModel, load_model
+from hotprefix.engine.sampling.sampler import Sampler
+from hotprefix.engine.torch_executor import TorchExecutor
+from hotprefix.errors import ConfigError
+from hotprefix.kernel.config import KernelConfig
+
+
+@dataclass(frozen=True)
+class Bare:
+    """name: the model's. pool: the executor's, whose pages every loop uses."""
+
+    name: str
+    loaded: LoadedModel
+    pool: KVPool
+    executor: Executor
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        dtype: str,
+        device: str,
+        *,
+        pages: int,
+        page_size: int,
+        threads: int | None = None,
+        progress: Progress = lambda line: None,
+    ) -> Bare:
+        """model: as `--model`. threads: CPU threads, None = all. Raises ModelLoadError or ConfigError."""
+        if threads is not None:
+            torch.set_num_threads(threads)
+        files = resolve_model(model)
+        progress(f"loading {files.name}")
+        return cls.of(files, load_model(
+            files, dtype, device, progress=lambda stage, share: progress(f"{stage}: {share:.0%}")
+        ), pages, page_size)  # fmt: skip
+
+    @classmethod
+    def of(cls, files: ModelFiles, loaded: LoadedModel, pages: int, page_size: int) -> Bare:
+        """With a pool of its own for a loaded model. Raises ConfigError where the memory is not there."""
+        decoder = loaded.decoder
+        pool = KVPool.allocate(decoder.config, pages, page_size, decoder.dtype, decoder.device)
+        sampler = Sampler(decoder.config.vocab_size, decoder.device)
+        return cls(files.name, loaded, pool, TorchExecutor(decoder, pool, sampler))
+
+    @property
+    def dtype(self) -> str:
+        return str(self.loaded.decoder.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        return str(self.loaded.decoder.device)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.loaded.decoder.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """Prompt plus outputs of one request, at most: the model's context, or the pool's."""
+        return min(self.loaded.decoder.config.max_positions, self.pool.pages * self.pool.page_size)
+
+    def loop(self, kernel: KernelConfig, executor: Executor | None = None) -> EngineLoop:
+        """A fresh loop. executor: what stands before this one's and passes plans on to it. Raises
+        ConfigError where the kernel's pages are not the pool's."""
+        if kernel.page_size != self.pool.page_size or kernel.total_pages > self.pool.pages:
+            raise ConfigError(
+                f"{kernel.total_pages} pages of {kernel.page_size}: the loaded pool has {self.pool.pages} of "
+                f"{self.pool.page_size}; give no more, of the same size"
+            )
+        tokens = kernel.total_pages * kernel.page_size
+        info = EngineInfo(
+            model=self.name,
+            max_model_len=min(self.loaded.decoder.config.max_positions, tokens),
+            vocab_size=self.vocab_size,
+            page_size=kernel.page_size,
+            kv_tokens=tokens,
+        )
+        return EngineLoop(
+            kernel,
+            executor or self.executor,
+            info,
+            fingerprint=self.loaded.fingerprint,
+            eos_ids=(),
+            make_text=lambda _: TokensOnly(),
+        )

@@ -1,0 +1,142 @@
+"""A live engine's cost model. Owns: `calibrate`, from a loaded model to a `CostModel`.
+
+Rules: the whole takes the seconds asked for and not much more, whatever the machine: the batches are sized
+to its speed, the rounds to the time left. Everything is measured on the loop and executor that serve.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotprefix.errors import ConfigError
+from hotprefix.kernel.config import Flight, KernelConfig
+from hotprefix.lab.cost.design import fitting
+from hotprefix.lab.cost.fit import cross_validated, scheduler_prices, step_prices
+from hotprefix.lab.cost.links import host_links
+from hotprefix.lab.cost.measure import (
+    WAITING,
+    Bench,
+    Sample,
+    StopwatchExecutor,
+    run_rounds,
+    seconds_per_token,
+)
+from hotprefix.lab.cost.model import CostModel
+
+if TYPE_CHECKING:
+    from hotprefix.engine.bare import Bare
+
+Progress = Callable[[str], None]
+FULL_S, QUICK_S = 120.0, 20.0
+QUEUE_SLOTS = 8
+PROBE_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """seconds: for the batches, beside loading. max_batched_tokens, max_running: of the engine. Raises
+    ConfigError."""
+
+    seconds: float = FULL_S
+    max_batched_tokens: int = 2048
+    max_running: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ConfigError(f"seconds={self.seconds!r}: give seconds > 0", param="seconds")
+
+
+def calibrate(
+    bare: Bare, settings: Settings, name: str, progress: Progress = lambda line: None
+) -> tuple[CostModel, list[Sample]]:
+    """The model and the steps it was fitted to. Raises ConfigError where the pool is too small and
+    InputError where nothing could be fitted."""
+    watch = StopwatchExecutor(bare.executor)
+    steps = _steps(bare, watch, settings, progress)
+    progress("measuring the scheduler with a queue")
+    planning = [*steps, *_queues(bare, watch, settings)]
+    progress("measuring copies between L1 and L2")
+    links = host_links(bare.pool)
+    step, scheduler = step_prices(steps), scheduler_prices(planning)
+    return CostModel(
+        name=name,
+        source=f"hotprefix calibrate, {len(steps)} steps",
+        model=bare.name,
+        dtype=bare.dtype,
+        hardware=hardware(bare.device),
+        date=dt.datetime.now(dt.UTC).date(),
+        base_s=step[0],
+        prefill_token_s=step[1],
+        prefill_context_s=step[2],
+        decode_s=step[3],
+        decode_context_s=step[4],
+        scheduler_base_s=scheduler[0],
+        scheduler_running_s=scheduler[1],
+        scheduler_waiting_s=scheduler[2],
+        kv_token_bytes=bare.pool.page_bytes // bare.pool.page_size,
+        links=links,
+        fit=cross_validated(steps, settings.seed),
+    ), steps
+
+
+def _steps(bare: Bare, watch: StopwatchExecutor, settings: Settings, progress: Progress) -> list[Sample]:
+    begun = watch.clock()
+    bench = _bench(bare, watch, settings, settings.max_running)
+    progress("finding out how fast the machine is")
+    per_token = seconds_per_token(bench, PROBE_TOKENS)
+    room = bare.pool.pages * bare.pool.page_size
+    plan = fitting(
+        room, bare.max_positions, settings.max_batched_tokens, settings.max_running,
+        settings.seconds / per_token,
+    )  # fmt: skip
+    progress(f"{1 / per_token:.0f} tokens/s: contexts up to {max(plan.prefixes)} tokens")
+    rounds = run_rounds(
+        bench, plan, begun + settings.seconds,
+        lambda at, batch, of: progress(f"round {at}, batch {batch} of {of}, {len(bench.samples)} steps"),
+    )  # fmt: skip
+    progress(f"{len(bench.samples)} steps in {rounds} rounds")
+    return bench.samples
+
+
+def _queues(bare: Bare, watch: StopwatchExecutor, settings: Settings) -> list[Sample]:
+    slots = min(QUEUE_SLOTS, settings.max_running)
+    bench = _bench(bare, watch, settings, slots)
+    for waiting in WAITING:
+        bench.queue(waiting, slots)
+    return bench.samples
+
+
+def _bench(bare: Bare, watch: StopwatchExecutor, settings: Settings, slots: int) -> Bench:
+    """Flights off: each text is computed by the request that was meant to."""
+    kernel = KernelConfig(
+        total_pages=bare.pool.pages,
+        page_size=bare.pool.page_size,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_running=slots,
+        flight=Flight.NONE,
+    )
+    return Bench(bare.loop(kernel, watch), watch, bare.vocab_size, settings.seed)
+
+
+def hardware(device: str) -> str:
+    """The processor that computes, as far as it says."""
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

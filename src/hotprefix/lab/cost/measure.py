@@ -1,0 +1,208 @@
+"""Times designed batches on a live engine. Owns: `Sample`, the stopwatch around the executor, and the order
+in which batches are run.
+
+Rules: every batch goes through the real loop (kernel, executor, sampler, commit); what is recorded is the
+plan that came out, not the one that was meant. Batches are interleaved and repeated in rounds, so that a
+slow minute of the machine falls on no one of them; rounds go on while the time lasts, at least one.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from hotprefix.engine.executor import Executor, StepResult
+from hotprefix.engine.messages import Generate
+from hotprefix.engine.params import SamplingParams
+from hotprefix.kernel.config import Capabilities
+from hotprefix.kernel.plan import StepPlan
+from hotprefix.kernel.request import RequestId
+from hotprefix.lab.cost.design import Decodes, Design
+from hotprefix.lab.cost.features import Features, features
+
+if TYPE_CHECKING:
+    from hotprefix.engine.loop import EngineLoop
+
+DECODE_STEPS = 4
+WAITING = (0, 32, 128, 512)
+WAITING_TOKENS = 64
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step. seconds: its forward pass. outside_s: the rest of the loop's step. running, waiting: requests
+    once it was planned. point: names the batch it was meant for; equal batches have equal names."""
+
+    point: str
+    features: Features
+    seconds: float
+    outside_s: float
+    running: int
+    waiting: int
+
+
+@dataclass
+class StopwatchExecutor:
+    """Passes plans on and times them. spent_s: the whole of its last `execute`, its own work included."""
+
+    inner: Executor
+    clock: Clock = time.perf_counter
+    seconds: float = 0.0
+    spent_s: float = 0.0
+    plan: StepPlan | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    def start(self, request: RequestId, prompt: Sequence[int], params: SamplingParams) -> None:
+        self.inner.start(request, prompt, params)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        begun = self.clock()
+        result = self.inner.execute(plan)
+        self.seconds = self.clock() - begun
+        self.plan = plan
+        self.spent_s = self.clock() - begun
+        return result
+
+    def finish(self, request: RequestId) -> None:
+        self.inner.finish(request)
+
+
+@dataclass
+class Bench:
+    """Runs batches on one loop, whose executor is `watch`. vocab_size: ids are drawn below it."""
+
+    loop: EngineLoop
+    watch: StopwatchExecutor
+    vocab_size: int
+    seed: int = 0
+    samples: list[Sample] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._serial = count()
+        self._texts: list[tuple[int, ...]] = []
+
+    # -- what batches are made of -----------------------------------------------------------------
+
+    def text(self, index: int, length: int) -> tuple[int, ...]:
+        """The beginning of text `index`: the same ids whenever it is asked for."""
+        while len(self._texts) <= index:
+            self._texts.append(())
+        if len(self._texts[index]) < length:
+            self._texts[index] += self.fresh(length - len(self._texts[index]))
+        return self._texts[index][:length]
+
+    def fresh(self, length: int) -> tuple[int, ...]:
+        """Ids that nothing has begun with."""
+        return tuple(self._random.choices(range(self.vocab_size), k=length))
+
+    def submit(self, prompt: tuple[int, ...], outputs: int) -> RequestId:
+        name = f"m{next(self._serial)}"
+        params = SamplingParams(max_tokens=outputs, temperature=0.0, ignore_eos=True)
+        self.loop.submit(Generate(name, prompt, params))
+        return name
+
+    def step(self, point: str) -> Sample | None:
+        """One step of the loop, recorded under `point` (None where nothing ran)."""
+        self.watch.plan, self.watch.spent_s = None, 0.0
+        begun = self.watch.clock()
+        self.loop.step()
+        outside = self.watch.clock() - begun - self.watch.spent_s
+        plan = self.watch.plan
+        if plan is None or not plan.chunks:
+            return None
+        status = self.loop.kernel.status()
+        sample = Sample(
+            point, features(plan.chunks), self.watch.seconds, outside, len(plan.chunks), status.waiting
+        )
+        self.samples.append(sample)
+        return sample
+
+    def drain(self, point: str) -> None:
+        while self.loop.has_work:
+            self.step(point)
+
+    def drop(self, requests: Sequence[RequestId]) -> None:
+        """End requests without computing more."""
+        for request in requests:
+            self.loop.abort(request)
+        while self.loop.has_work:
+            self.loop.step()
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def prefill(self, prefix: int, chunk: int) -> None:
+        """One chunk after a cached prefix."""
+        self.submit(self.text(0, prefix) + self.fresh(chunk), 1)
+        self.drain(f"prefill {chunk} after {prefix}")
+
+    def decode(self, scene: Decodes) -> None:
+        """Sequences that decode, alone and beside prefill chunks."""
+        most = 2 * DECODE_STEPS + len(scene.chunks) + scene.count
+        open_ = [self.submit(self.text(i, scene.context), most) for i in range(scene.count)]
+        name = f"decode {scene.count} of {scene.context}"
+        while True:
+            begun = self.step(f"start {name}")
+            if begun is None or begun.features.decodes == scene.count:
+                break
+        for _ in range(DECODE_STEPS):
+            self.step(name)
+        for chunk in scene.chunks:
+            self.submit(self.fresh(chunk), 1)
+            self.step(f"{name} with {chunk}")
+        self.drop(open_)
+
+    def queue(self, waiting: int, slots: int) -> None:
+        """Sequences in every slot decode while others, whose beginnings are cached, wait."""
+        outputs = slots + 2 * DECODE_STEPS
+        running = [self.submit(self.text(i, WAITING_TOKENS), outputs) for i in range(slots)]
+        while self.loop.kernel.status().running < slots:
+            self.step("start queue")
+        waits = [self.submit(self.text(i % slots, WAITING_TOKENS), 1) for i in range(waiting)]
+        for _ in range(DECODE_STEPS):
+            self.step(f"queue {waiting}")
+        self.drop([*waits, *running])
+
+
+def seconds_per_token(bench: Bench, tokens: int) -> float:
+    """What a prefilled token costs here, roughly; warms the engine up on the way."""
+    for length in (16, tokens, tokens):
+        bench.submit(bench.fresh(length), 2)
+        bench.drain("warm-up")
+    steps = [s for s in bench.samples if s.features.prefill_tokens][-1:]
+    bench.samples.clear()
+    return sum(s.seconds for s in steps) / max(1, sum(s.features.prefill_tokens for s in steps))
+
+
+def run_rounds(bench: Bench, plan: Design, deadline: float, told: Callable[[int, int, int], None]) -> int:
+    """Rounds over the design until `deadline` (by the stopwatch's clock); returns how many. The texts come
+    first and are no samples: each is computed once, so a slow moment would stay. told(round, batch,
+    batches): progress."""
+    for index, length in enumerate(plan.texts):
+        bench.submit(bench.text(index, length), 1)
+        bench.drain("text")
+    bench.samples.clear()
+    batches: list[Callable[[], None]] = [
+        *(partial(bench.prefill, prefix, chunk) for prefix in plan.prefixes for chunk in plan.chunks),
+        *(partial(bench.decode, scene) for scene in plan.decodes),
+    ]
+    order = random.Random(bench.seed)
+    done = 0
+    while not done or bench.watch.clock() < deadline:
+        order.shuffle(batches)
+        for at, batch in enumerate(batches):
+            if done and bench.watch.clock() >= deadline:
+                break
+            told(done + 1, at + 1, len(batches))
+            batch()
+        done += 1
+    return done
