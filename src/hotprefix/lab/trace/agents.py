@@ -14,7 +14,7 @@ from dataclasses import dataclass as plain
 from typing import Final, NamedTuple
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from hotprefix.errors import ConfigError
@@ -128,8 +128,15 @@ class Assumed:
 
 
 def parse_session(raw: bytes) -> Session:
-    """One line. Raises ValueError."""
-    session = _SESSION.validate_json(raw)
+    """One line. Raises ValueError, which names a row's column as the file does."""
+    try:
+        session = _SESSION.validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        match first["loc"]:
+            case ("rows", int(i), int(column), *_):
+                raise ValueError(f"rows.{i}.{COLUMNS[column]}: {first['msg']}") from None
+        raise
     if session.cols != COLUMNS:
         raise ValueError(f"cols: {session.cols} instead of {COLUMNS}")
     return session

@@ -49,7 +49,11 @@ def read_events(path: Path, report: Report) -> Iterator[TraceRequest]:
             header = record
         elif isinstance(record, RequestInfo):
             assert header is not None, "the log's reader demands a header first"
-            check_blocks("pages", len(record.pages), record.prompt_tokens, header.page_size)
+            try:
+                count = len(record.pages)
+                check_blocks("pages", count, record.prompt_tokens, header.page_size, partial=False)
+            except ValueError as error:
+                raise BadTrace(f"{path}, request {record.request}: {error}", param="trace") from None
             live.add(
                 TraceRequest(
                     id=record.request if runs == 1 else f"{header.run[:8]}/{record.request}",

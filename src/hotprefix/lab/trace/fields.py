@@ -38,11 +38,15 @@ class Names:
         return np.array([ids.setdefault(name, len(ids)) for name in names], dtype=np.int32)
 
 
-def check_blocks(field: str, count: int, tokens: int, block_size: int) -> None:
-    """A prompt has an id for each complete block, perhaps one for its partial last. Raises ValueError."""
-    complete = tokens // block_size
-    if count not in (complete, -(-tokens // block_size)):
+def check_blocks(
+    field: str, count: int, tokens: int, block_size: int, *, partial: bool | None = None
+) -> None:
+    """A prompt has an id for each complete block. partial: whether its partial last has one too; None = it
+    may. Raises ValueError."""
+    complete, all_blocks = tokens // block_size, -(-tokens // block_size)
+    allowed = {complete, all_blocks} if partial is None else {all_blocks if partial else complete}
+    if count not in allowed:
         raise ValueError(
             f"{field}: {count} ids for {tokens} tokens, but blocks of {block_size} tokens make "
-            f"{complete} complete ones; is the block size right (--block-size)?"
+            f"{' or '.join(map(str, sorted(allowed)))}; is the block size right (--block-size)?"
         )

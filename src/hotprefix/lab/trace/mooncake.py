@@ -46,7 +46,7 @@ class Mooncake:
 
     def take(self, line: int, raw: bytes) -> Sequence[TraceRequest]:
         row = _LINE.validate_json(raw)
-        check_blocks("hash_ids", len(row.hash_ids), row.input_length, self._block_size)
+        check_blocks("hash_ids", len(row.hash_ids), row.input_length, self._block_size, partial=True)
         if len(set(row.hash_ids)) < len(row.hash_ids):
             raise ValueError("hash_ids: the same id stands twice, but an id tells all that precedes it")
         request = TraceRequest(

@@ -1,0 +1,48 @@
+"""Small trace files for tests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotprefix.lab.trace.agents import COLUMNS
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
+
+
+def shared(name: str) -> Path:
+    """A published trace beside the checkout; skips the test where there is none."""
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"{name} is not beside this checkout")
+    return path
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    """One JSON value a line; strings go as they are. Compressed by the name's end."""
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def mooncake(**changes: Any) -> dict[str, Any]:
+    return {"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1]} | changes
+
+
+def session(rows: list[list[Any]], **changes: Any) -> dict[str, Any]:
+    """A coding-agent session of 64-token blocks; 128 tokens of tools and system prompt."""
+    head = {"id": "s", "models": ["m", "n"], "block_size": 64, "tool_tokens": 100, "system_tokens": 28}
+    return head | {"cols": COLUMNS, "rows": rows} | changes
+
+
+def row(
+    t: float = 0.0, agent: int = 0, tokens: int = 256, parent: int = -1, keep: int = 0,
+    *, new: int | None = None, out: int = 10, api: float | None = 2.0, inp: str = "u", model: int | str = 0,
+) -> list[Any]:  # fmt: skip
+    fresh = tokens // 64 - keep if new is None else new
+    return [t, agent, tokens, out, parent, keep, fresh, 0.0, api, None, inp, "tool_use", model]
