@@ -212,6 +212,11 @@ class Kernel:
         """Why the event sink was switched off, if it was."""
         return self._emit.failed
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """(running, waiting) requests."""
+        return len(self._s.running), len(self._s.queue) + self._s.parked
+
     def status(self) -> Status:
         s = self._s
         return Status(

@@ -1,0 +1,67 @@
+"""N instances on one virtual clock. Owns: `Cluster`, the event heap and the route a request takes.
+
+Rules (lab.md, *Simulator*): events in order of (time, priority, sequence), nothing else decides, so a seed
+gives one run. What arrives at a moment is there before a step that begins at that moment is planned.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from enum import StrEnum
+
+from hotprefix.lab.sim.instance import Instance
+from hotprefix.lab.sim.workload import Item
+
+Action = Callable[[float], None]
+ARRIVAL, WAKE = 0, 1
+
+
+class Route(StrEnum):
+    """Where a request goes: its session's instance (by turns), by turns, or the one with least requests."""
+
+    SESSION = "session"
+    ROUND_ROBIN = "round_robin"
+    LEAST_LOADED = "least_loaded"
+
+
+class Clock:
+    """The heap of what will happen."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, int, Action]] = []
+        self._sequence = 0
+        self.now = 0.0
+
+    def at(self, when: float, priority: int, action: Action) -> None:
+        """Have `action(when)` called."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (when, priority, self._sequence, action))
+
+    def run(self, until: float) -> None:
+        """Let time pass until nothing is left to happen, or to `until`."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, _, action = heapq.heappop(heap)
+            action(self.now)
+        if heap:
+            self.now = until
+
+
+class Router:
+    """Chooses instances by a fixed rule."""
+
+    def __init__(self, route: Route, instances: int) -> None:
+        self._route, self._count = route, instances
+        self._homes: dict[str, int] = {}
+        self._turn = 0
+
+    def choose(self, item: Item, instances: list[Instance]) -> Instance:
+        """Where a request goes that arrives now."""
+        session = item.request.session
+        if self._route is Route.LEAST_LOADED:
+            return min(instances, key=lambda i: (i.load, i.index))
+        if self._route is Route.SESSION and session is not None:
+            return instances[self._homes.setdefault(session, len(self._homes) % self._count)]
+        self._turn += 1
+        return instances[(self._turn - 1) % self._count]

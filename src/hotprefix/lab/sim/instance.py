@@ -1,0 +1,200 @@
+"""One kernel on the virtual clock. Owns: `Instance`, the virtual driver.
+
+Rules (spec, *One kernel, two drivers*): the same call order as the engine's loop: deliver what has come
+(requests, pages from L3), plan, run, commit; nothing is delivered inside a step. A step takes the
+scheduler's time, its restores and its forward pass. Where a plan may be repeated it is, until something has
+to be delivered: `disturb` ends the run at the first step's end that is not before that moment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hotprefix.errors import HotprefixError, QueueFull, RequestRejected
+from hotprefix.kernel.config import KernelConfig
+from hotprefix.kernel.kernel import Kernel
+from hotprefix.kernel.plan import StepOutcome, StepPlan
+from hotprefix.kernel.request import Namespace, Request
+from hotprefix.lab.cost.model import CostModel
+from hotprefix.lab.sim.prompts import PromptMaker, sampled
+from hotprefix.lab.sim.record import Recorder, Row, Windows, new_row
+from hotprefix.lab.sim.storage import HostSide
+from hotprefix.lab.sim.workload import Item
+
+POLL_S = 0.005
+
+
+class SimulationStuck(HotprefixError):
+    """Nothing can run and nothing will come: a bug of ours, told instead of looping for ever."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A step in flight. ends: the end of each repeat; count: how many of them will be run."""
+
+    plan: StepPlan
+    begun: float
+    ends: list[float]
+    count: int
+    scheduler: float
+    restore: float
+
+    @property
+    def end(self) -> float:
+        return self.ends[self.count - 1]
+
+
+@dataclass(slots=True)
+class Live:
+    """A request in the kernel, what it says and how much of that it has said."""
+
+    item: Item
+    outputs: bytes
+    said: int = 0
+
+
+Ended = Callable[[Item, Row, float], None]
+Schedule = Callable[[float, "Instance"], None]
+
+
+class Instance:
+    """See the module's rules. schedule(when, self): ask to be woken. ended: told of each request's end.
+    most: at most so many repeats of a plan."""
+
+    def __init__(
+        self, index: int, config: KernelConfig, cost: CostModel, *, schedule: Schedule, ended: Ended,
+        recorder: Recorder, windows: Windows, prompts: PromptMaker, host: HostSide, most: int,
+    ) -> None:  # fmt: skip
+        self.index = index
+        self.kernel = Kernel(config, sink=recorder.sink)
+        self._cost, self._schedule, self._ended = cost, schedule, ended
+        self._recorder, self.windows, self._prompts, self._host = recorder, windows, prompts, host
+        self._most = most
+        self._inbox: list[tuple[str, Item]] = []
+        self._live: dict[str, Live] = {}
+        self._poll = 0.0
+        self.run: Run | None = None
+
+    @property
+    def load(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self._live) + len(self._inbox)
+
+    # -- what comes -------------------------------------------------------------------------------
+
+    def arrive(self, name: str, item: Item, now: float) -> None:
+        """A request for this instance."""
+        depth = len(self._recorder.waiting)
+        self._recorder.arrived(new_row(item, name, self.index, now, depth))
+        self._inbox.append((name, item))
+        self.disturb(now)
+
+    def disturb(self, now: float) -> None:
+        """Something is to be delivered: wake up, or end the run early."""
+        run = self.run
+        if run is None:
+            self._schedule(now, self)
+            return
+        count = max(1, bisect_left(run.ends, now) + 1)
+        if count < run.count:
+            run.count = count
+            self._schedule(run.end, self)
+
+    def wake(self, now: float) -> None:
+        """A moment that was asked for has come; the run may have been cut or ended since."""
+        if self.run is not None:
+            if now != self.run.end:
+                return
+            self._commit(self.run, now)
+        self._start(now)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _start(self, now: float) -> None:
+        self._deliver(now)
+        kernel = self.kernel
+        if not kernel.has_work:
+            return
+        plan = kernel.plan(now)
+        self._host.begin(plan, now)
+        if plan.empty:
+            self._idle(plan, now)
+            return
+        self.run = self._timed(plan, now)
+        self._schedule(self.run.end, self)
+
+    def _deliver(self, now: float) -> None:
+        inbox, self._inbox = self._inbox, []
+        for name, item in inbox:
+            prompt = self._prompts.make(item.request)
+            request = Request(
+                name, prompt.tokens, max(1, item.request.output_length),
+                Namespace(model=item.request.namespace), item.request.priority,
+                session=item.request.session,
+            )  # fmt: skip
+            try:
+                self.kernel.submit(request, now)
+            except (RequestRejected, QueueFull):
+                self._ended(item, self._recorder.rejected(name), now)
+                continue
+            self._live[name] = Live(item, prompt.outputs)
+        self._host.land(self.kernel, now)
+
+    def _idle(self, plan: StepPlan, now: float) -> None:
+        """Nothing runs: only pages from L3 can change that, or the end of waiting for them."""
+        if not self._host.busy:
+            raise SimulationStuck(f"instance {self.index} at {now} s: nothing can run, {plan.stall}")
+        if self._poll <= now:
+            self._poll = now + POLL_S
+            self._schedule(self._poll, self)
+
+    def _timed(self, plan: StepPlan, now: float) -> Run:
+        """How long each repeat takes."""
+        cost, status = self._cost, self.kernel.load
+        prefill = context = decodes = reach = 0
+        for chunk in plan.chunks:
+            n = len(chunk.tokens) // 4
+            if n > 1:
+                prefill += n
+                context += n * chunk.start + n * (n + 1) // 2
+            else:
+                decodes += 1
+                reach += chunk.start + 1
+        scheduler = cost.scheduler_s(*status)
+        forward = cost.step_s(prefill, context, decodes, reach) if plan.chunks else 0.0
+        restore = self._host.restore_s(plan, now)
+        at = now + restore
+        ends = []
+        for _ in range(min(plan.repeat, self._most)):
+            at += scheduler + forward
+            ends.append(at)
+            reach += decodes
+            forward = cost.step_s(prefill, context, decodes, reach)
+        return Run(plan, now, ends, len(ends), scheduler, restore)
+
+    def _commit(self, run: Run, now: float) -> None:
+        self.run, count, live = None, run.count, self._live
+        tokens = {}
+        for chunk in run.plan.chunks:
+            if chunk.samples:
+                one = live[chunk.request]
+                tokens[chunk.request] = sampled(one.outputs, one.said, count)
+                one.said += count
+        outcome = StepOutcome(sampled=tokens, restore_s=run.restore, repeats=count)
+        for progress in self.kernel.commit(run.plan, outcome, now):
+            if progress.finish is not None:
+                done = live.pop(progress.request)
+                row = self._recorder.rows.pop(progress.request)
+                row["cached_l1"] = progress.cached - progress.host - progress.storage
+                row["cached_l2"], row["cached_l3"] = progress.host, progress.storage
+                self._ended(done.item, row, now)
+        self.windows.step(
+            self._recorder, self.kernel.counters, now, now - run.begun - run.restore - run.scheduler * count,
+            run.scheduler * count, run.restore,
+        )  # fmt: skip
+
+    def left(self) -> list[Row]:
+        """Rows of requests that never ended, as far as they came."""
+        return list(self._recorder.rows.values())

@@ -1,0 +1,66 @@
+"""What moves between tiers and how long it takes. Owns: `Wire`, one direction of one link, and `Wires`.
+
+Rules (terms.md): bytes count per physical link, in the direction they move. A wire carries one transfer at a
+time, in order; one that comes while it is busy waits (`free_at`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hotprefix.errors import ConfigError
+from hotprefix.lab.cost.model import Link, Links
+
+
+@dataclass(slots=True)
+class Wire:
+    """One direction of a link. seconds: time it was busy."""
+
+    name: str
+    link: Link
+    free_at: float = 0.0
+    bytes: int = 0
+    seconds: float = 0.0
+    transfers: int = 0
+    failures: int = 0
+    cancels: int = 0
+
+    def send(self, size: int, now: float) -> float:
+        """Carry `size` bytes; returns when they have arrived."""
+        took = self.link.seconds(size)
+        self.free_at = max(now, self.free_at) + took
+        self.bytes += size
+        self.seconds += took
+        self.transfers += 1
+        return self.free_at
+
+
+@dataclass(slots=True)
+class Wires:
+    """The wires of one instance below L1; None where the tier does not exist."""
+
+    save: Wire | None = None
+    restore: Wire | None = None
+    put: Wire | None = None
+    fetch: Wire | None = None
+    all: list[Wire] = field(default_factory=list)
+
+
+def wires(links: Links, host: bool, storage: bool) -> Wires:
+    """The wires that the configured tiers need. Raises ConfigError where a figure is missing."""
+    made = Wires()
+    wanted = {"save": host, "restore": host, "put": storage, "fetch": storage}
+    names = {"save": "l1-l2", "restore": "l2-l1", "put": "l2-l3", "fetch": "l3-l2"}
+    for field_name, needed in wanted.items():
+        if not needed:
+            continue
+        link = getattr(links, field_name)
+        if link is None:
+            raise ConfigError(
+                f"links.{field_name} is not known, but the replay has that tier: give its figures",
+                param=f"links.{field_name}",
+            )
+        wire = Wire(names[field_name], link)
+        setattr(made, field_name, wire)
+        made.all.append(wire)
+    return made

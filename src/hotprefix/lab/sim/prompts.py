@@ -1,0 +1,52 @@
+"""From block ids to what the kernel matches. Owns: `PromptMaker`.
+
+Rules: the kernel's token at position p is the id of the block that p lies in, so two prompts share tokens
+exactly as far as they share blocks. Positions that no recorded block covers hold a filler that no other
+request has (negative, so it is no block's id either): they are never reused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotprefix.kernel.tokens import TOKEN_BYTES
+from hotprefix.lab.trace.record import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """tokens: the prompt, outputs: what will be generated after it, both int32 bytes."""
+
+    tokens: bytes
+    outputs: bytes
+
+
+class PromptMaker:
+    """Makes prompts of a trace with that block size; each call numbers one more filler."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block = block_size
+        self._serial = 0
+
+    def make(self, request: TraceRequest) -> Prompt:
+        """Tokens of a request's prompt and answer."""
+        self._serial += 1
+        filler, block = -self._serial, self._block
+        length, wanted = request.input_length, max(1, request.output_length)
+        tokens = np.empty(length, dtype="<i4")
+        covered = min(length, len(request.blocks) * block)
+        tokens[:covered] = np.repeat(request.blocks, block)[:covered]
+        tokens[covered:] = filler
+        outputs = np.full(wanted, filler, dtype="<i4")
+        if request.output_blocks is not None and len(request.output_blocks):
+            inside = length % block
+            known = np.repeat(request.output_blocks, block)[inside : inside + wanted]
+            outputs[: len(known)] = known
+        return Prompt(tokens.tobytes(), outputs.tobytes())
+
+
+def sampled(outputs: bytes, done: int, count: int) -> bytes:
+    """`count` of the generated tokens after the first `done`."""
+    return outputs[done * TOKEN_BYTES : (done + count) * TOKEN_BYTES]

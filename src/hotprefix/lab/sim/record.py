@@ -1,0 +1,199 @@
+"""From kernel events to the tables of a replay. Owns: `RequestRows` and `Recorder`, one instance's observer.
+
+Rules (terms.md): everything comes from the kernel's own events and counters; nothing is asked of the cache.
+Retention is of the enqueue-time hit's own interval. A window gets a step's work when the step ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hotprefix.kernel import events as ev
+from hotprefix.kernel.counters import Counters
+from hotprefix.kernel.plan import Finish
+from hotprefix.lab.sim.rows import REQUEST_COLUMNS
+from hotprefix.lab.sim.workload import Item
+
+Row = dict[str, Any]
+_EMPTY: Row = dict.fromkeys(REQUEST_COLUMNS)
+
+
+def new_row(item: Item, name: str, instance: int, now: float, queue_depth: int) -> Row:
+    """A request that has just arrived at an instance."""
+    request = item.request
+    row = _EMPTY.copy()
+    row.update(
+        id=name, session=request.session, kind=request.kind, instance=instance, outcome="unfinished",
+        input_tokens=request.input_length, output_tokens=0, asked_output_tokens=request.output_length,
+        ideal_tokens=item.ideal_tokens, heat=item.heat, queue_depth=queue_depth, arrival_s=now,
+        retractions=0, requeue_s=0.0,
+    )  # fmt: skip
+    return row
+
+
+class Recorder:
+    """A kernel's sink. rows: of requests that have not ended, by id. waiting: those never admitted, with
+    their arrivals, in order."""
+
+    def __init__(self, instance: int, log: Callable[[int, ev.Event], None] | None) -> None:
+        self.rows: dict[str, Row] = {}
+        self.waiting: dict[str, float] = {}
+        self._instance = instance
+        self._log = log
+        self._retracted: dict[str, float] = {}
+        self.stepped: ev.Stepped | None = None
+        self._on: dict[type[ev.Event], Callable[[Any], None]] = {
+            ev.Enqueued: self._enqueued,
+            ev.Admitted: self._admitted,
+            ev.PrefillStarted: self._prefill_started,
+            ev.PrefillDone: self._prefill_done,
+            ev.FirstToken: self._first_token,
+            ev.Retracted: self._was_retracted,
+            ev.Finished: self._finished,
+            ev.Stepped: self._note_step,
+        }
+
+    def sink(self, event: ev.Event) -> None:
+        """Take an event."""
+        if self._log is not None:
+            self._log(self._instance, event)
+        handler = self._on.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    def arrived(self, row: Row) -> None:
+        """A request is here; its row is filled by what follows."""
+        self.rows[row["id"]] = row
+        self.waiting[row["id"]] = row["arrival_s"]
+
+    def rejected(self, name: str) -> Row:
+        """The kernel would not take it."""
+        row = self.rows.pop(name)
+        self.waiting.pop(name, None)
+        row["outcome"] = "rejected"
+        return row
+
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the request came that has waited longest for its first admission."""
+        return next(iter(self.waiting.values()), None)
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _enqueued(self, event: ev.Enqueued) -> None:
+        self.rows[event.request]["matched_at_enqueue"] = event.matched
+
+    def _admitted(self, event: ev.Admitted) -> None:
+        row = self.rows[event.request]
+        if event.again:
+            since = self._retracted.pop(event.request, None)
+            if since is not None:
+                row["requeue_s"] += event.now - since
+            return
+        self.waiting.pop(event.request, None)
+        lost = max(0, event.matched_at_enqueue - event.matched)
+        host = min(lost, event.restored_host)
+        storage = min(lost - host, event.restored_storage)
+        row["admit_s"] = event.now
+        row["matched_at_admission"] = event.matched
+        row["retained_tokens"] = event.matched_at_enqueue - lost
+        row["restored_l2_tokens"] = host
+        row["restored_l3_tokens"] = storage
+        row["recomputed_tokens"] = lost - host - storage
+
+    def _prefill_started(self, event: ev.PrefillStarted) -> None:
+        row = self.rows[event.request]
+        if row["prefill_start_s"] is None:
+            row["prefill_start_s"] = event.now
+
+    def _prefill_done(self, event: ev.PrefillDone) -> None:
+        row = self.rows[event.request]
+        if row["prefill_done_s"] is None:
+            row["prefill_done_s"] = event.now
+
+    def _first_token(self, event: ev.FirstToken) -> None:
+        row = self.rows[event.request]
+        if row["first_token_s"] is None:
+            row["first_token_s"] = event.now
+
+    def _was_retracted(self, event: ev.Retracted) -> None:
+        self.rows[event.request]["retractions"] += 1
+        self._retracted[event.request] = event.now
+
+    def _finished(self, event: ev.Finished) -> None:
+        row = self.rows[event.request]
+        done = event.reason in (Finish.STOP, Finish.LENGTH)
+        row["outcome"] = "finished" if done else "unfinished"
+        row["output_tokens"] = event.outputs
+        row["rework_tokens"] = event.recomputed
+        row["computed_tokens"] = event.computed - max(0, event.outputs - 1)
+        if done:
+            row["finish_s"] = event.now
+        self._retracted.pop(event.request, None)
+
+    def _note_step(self, event: ev.Stepped) -> None:
+        self.stepped = event
+
+
+class Windows:
+    """One instance's window table. Adds up steps and closes a window when a step ends beyond it."""
+
+    def __init__(self, instance: int, seconds: float, total_pages: int) -> None:
+        self._total = total_pages
+        self.rows: list[Row] = []
+        self._instance, self._seconds = instance, seconds
+        self._index = -1
+        self._row: Row = {}
+        self._before = Counters()
+
+    def step(
+        self, recorder: Recorder, counters: Counters, now: float, forward: float, scheduler: float,
+        restore: float,
+    ) -> None:  # fmt: skip
+        """A step has ended. forward, scheduler, restore: seconds of it, all repeats together."""
+        index = int(now / self._seconds)
+        if index != self._index:
+            self._open(index)
+        row, state, was = self._row, recorder.stepped, self._before
+        if state is None:
+            return
+        row["steps"] += counters.steps - was.steps
+        row["prefill_s" if state.prefill_tokens else "decode_s"] += forward
+        row["scheduler_s"] += scheduler
+        row["restore_s"] += restore
+        for column, name in _FROM_COUNTERS:
+            row[column] += getattr(counters, name) - getattr(was, name)
+            setattr(was, name, getattr(counters, name))
+        was.steps = counters.steps
+        row["free_pages"], row["evictable_pages"] = state.free, state.evictable
+        row["protected_pages"], row["running"], row["waiting"] = state.protected, state.running, state.waiting
+        row["owned_pages"] = self._total - state.free - state.evictable - state.protected
+        oldest = recorder.oldest_arrival
+        row["oldest_wait_s"] = None if oldest is None else now - oldest
+
+    def _open(self, index: int) -> None:
+        self._index = index
+        self._row = dict.fromkeys(_SUMS, 0) | {
+            "instance": self._instance, "start_s": index * self._seconds, "seconds": self._seconds,
+            "prefill_s": 0.0, "decode_s": 0.0, "scheduler_s": 0.0, "restore_s": 0.0,
+        }  # fmt: skip
+        self.rows.append(self._row)
+
+    def close(self, now: float) -> list[Row]:
+        """The table; the last window is as long as the replay was."""
+        if self.rows:
+            last = self.rows[-1]
+            last["seconds"] = min(self._seconds, max(0.0, now - last["start_s"])) or self._seconds
+        return self.rows
+
+
+_FROM_COUNTERS = (
+    ("cached_tokens", "cached_tokens"),
+    ("computed_tokens", "computed_prompt_tokens"),
+    ("output_tokens", "computed_output_tokens"),
+    ("evicted_pages", "evicted_pages"),
+    ("refresh_touches", "refresh_touches"),
+    ("stalls", "stalls"),
+)
+_SUMS = ("steps", *(column for column, _ in _FROM_COUNTERS))

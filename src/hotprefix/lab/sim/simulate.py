@@ -1,0 +1,194 @@
+"""One replay. Owns: `Replay`, what is held fixed, and `simulate`, which runs it.
+
+Rules (lab.md, *Simulator*): the kernel is the engine's; only time comes from the cost model. Deterministic:
+the same replay, trace and seed give the same tables and the same log, byte for byte, in any process.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from hotprefix.errors import ConfigError
+from hotprefix.kernel.config import KernelConfig
+from hotprefix.kernel.counters import Counters
+from hotprefix.lab.cost.model import CostModel, Links
+from hotprefix.lab.sim.cluster import ARRIVAL, WAKE, Clock, Route, Router
+from hotprefix.lab.sim.instance import Instance
+from hotprefix.lab.sim.links import wires
+from hotprefix.lab.sim.log import ReplayLog
+from hotprefix.lab.sim.prompts import PromptMaker
+from hotprefix.lab.sim.record import Recorder, Row, Windows
+from hotprefix.lab.sim.rows import LINK_COLUMNS, REQUEST_COLUMNS, WINDOW_COLUMNS
+from hotprefix.lab.sim.storage import HostSide, Store
+from hotprefix.lab.sim.workload import Item, Loop, Workload
+from hotprefix.lab.trace.ideal import EndlessCache
+from hotprefix.lab.trace.record import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one replay holds fixed. Raises ConfigError.
+
+    kernel: of every instance. links: of the tiers below L1, the cost model's where None. storage_pages: of
+    the shared L3. concurrency: sessions alive at a time (closed loop). speed: open loop, how many times as
+    fast as recorded. horizon_s: stop then; what has not finished counts as unfinished. warm_up: the first
+    so many requests to arrive fill the caches and are not reported. window_s: of the window table. log:
+    write every event there. repeats: at most so many repeats of a plan; the outcome does not depend on it.
+    """
+
+    kernel: KernelConfig
+    cost: CostModel
+    instances: int = 1
+    route: Route = Route.SESSION
+    loop: Loop = Loop.OPEN
+    concurrency: int | None = None
+    speed: float = 1.0
+    horizon_s: float | None = None
+    warm_up: int = 0
+    window_s: float = 30.0
+    links: Links | None = None
+    storage_pages: int = 1 << 20
+    log: Path | None = None
+    repeats: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("instances", "concurrency", "storage_pages", "repeats"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: give a whole number >= 1", param=name)
+        for name in ("speed", "window_s", "horizon_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name}={value}: give a number > 0", param=name)
+        if self.warm_up < 0:
+            raise ConfigError(f"warm_up={self.warm_up}: give 0 or more", param="warm_up")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What came of a replay (`rows`). requests: in order of arrival. counters: of each instance's kernel.
+    virtual_s: when the last thing happened; wall_s: how long the replay took."""
+
+    requests: pl.DataFrame
+    windows: pl.DataFrame
+    links: pl.DataFrame
+    counters: tuple[Counters, ...]
+    virtual_s: float
+    wall_s: float
+
+
+def simulate(
+    replay: Replay, trace: Iterable[TraceRequest], *, block_size: int, seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tables:  # fmt: skip
+    """Run a replay. progress: told (requests ended, requests in all). Raises InputError where the trace lacks
+    what the loop needs, ConfigError where a link's figures are missing."""
+    begun = time.perf_counter()
+    with ExitStack() as stack:
+        log = stack.enter_context(ReplayLog(replay.log)) if replay.log is not None else None
+        simulation = _Simulation(replay, trace, block_size, seed, progress, log)
+        simulation.run()
+    return simulation.tables(time.perf_counter() - begun)
+
+
+def items(trace: Iterable[TraceRequest], block_size: int) -> Iterator[Item]:
+    """Each request with what an endless cache would give it."""
+    endless = EndlessCache(block_size)
+    for request in trace:
+        found = endless.add(request)
+        yield Item(request, found.tokens, found.heat)
+
+
+class _Simulation:
+    def __init__(
+        self, replay: Replay, trace: Iterable[TraceRequest], block_size: int, seed: int,
+        progress: Callable[[int, int], None] | None, log: ReplayLog | None,
+    ) -> None:  # fmt: skip
+        self._replay, self._progress = replay, progress
+        self._clock = Clock()
+        self._router = Router(replay.route, replay.instances)
+        self._workload = Workload(
+            items(trace, block_size), replay.loop, seed=seed, concurrency=replay.concurrency,
+            speed=replay.speed,
+        )  # fmt: skip
+        self._prompts = PromptMaker(block_size)
+        self._rows: list[Row] = []
+        self._arrived = self._done = 0
+        tiers = replay.kernel.tiers
+        store = Store(replay.storage_pages) if tiers is not None and tiers.storage else None
+        self._sides: list[HostSide] = []
+        self._instances = [self._instance(i, store, log) for i in range(replay.instances)]
+
+    def _instance(self, index: int, store: Store | None, log: ReplayLog | None) -> Instance:
+        replay, config = self._replay, self._replay.kernel
+        links = replay.links or replay.cost.links
+        page_bytes = config.page_size * replay.cost.kv_token_bytes
+        side = HostSide(
+            wires(links, config.tiers is not None, store is not None), page_bytes, store,
+            lambda when: self._clock.at(when, ARRIVAL, lambda now: self._instances[index].disturb(now)),
+        )  # fmt: skip
+        self._sides.append(side)
+        return Instance(
+            index, config, replay.cost,
+            schedule=lambda when, instance: self._clock.at(when, WAKE, instance.wake),
+            ended=self._ended, recorder=Recorder(index, log.put if log is not None else None),
+            windows=Windows(index, replay.window_s, config.total_pages), prompts=self._prompts, host=side,
+            most=replay.repeats,
+        )  # fmt: skip
+
+    def run(self) -> None:
+        for when, item in self._workload.initial():
+            self._clock.at(when, ARRIVAL, self._arrival(item))
+        self._clock.run(self._replay.horizon_s if self._replay.horizon_s is not None else math.inf)
+
+    def _arrival(self, item: Item) -> Callable[[float], None]:
+        def arrive(now: float) -> None:
+            self._arrived += 1
+            name = f"{self._arrived:07d}" if self._arrived > self._replay.warm_up else f"w{self._arrived}"
+            self._router.choose(item, self._instances).arrive(name, item, now)
+
+        return arrive
+
+    def _ended(self, item: Item, row: Row, now: float) -> None:
+        self._rows.append(row)
+        self._done += 1
+        for when, following in self._workload.completed(item.request, now):
+            self._clock.at(when, ARRIVAL, self._arrival(following))
+        if self._progress is not None:
+            self._progress(self._done, self._workload.size)
+
+    def tables(self, wall_s: float) -> Tables:
+        rows = self._rows + [row for instance in self._instances for row in instance.left()]
+        reported = sorted((r for r in rows if not r["id"].startswith("w")), key=lambda r: r["id"])
+        since = reported[0]["arrival_s"] if reported and self._replay.warm_up else 0.0
+        windows = [
+            row
+            for instance in self._instances
+            for row in instance.windows.close(self._clock.now)
+            if row["start_s"] + row["seconds"] > since
+        ]
+        return Tables(
+            pl.DataFrame(reported, schema=REQUEST_COLUMNS),
+            pl.DataFrame(windows, schema=WINDOW_COLUMNS),
+            pl.DataFrame(self._link_rows(), schema=LINK_COLUMNS),
+            tuple(instance.kernel.counters for instance in self._instances),
+            self._clock.now,
+            wall_s,
+        )
+
+    def _link_rows(self) -> list[Row]:
+        return [
+            {
+                "instance": index, "link": wire.name, "bytes": wire.bytes, "seconds": wire.seconds,
+                "transfers": wire.transfers, "failures": wire.failures, "cancels": wire.cancels,
+            }
+            for index, side in enumerate(self._sides)
+            for wire in side.wires.all
+        ]  # fmt: skip
