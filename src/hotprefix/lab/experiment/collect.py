@@ -1,0 +1,162 @@
+"""From finished runs to an `ExperimentResult`. Owns: gathering what a plan's runs left.
+
+Rules: figures and verdicts are `assess`'s; here is only which run belongs where and how settings read.
+Whatever has the same value in every run is listed as fixed, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from hotprefix import __version__
+from hotprefix.lab.cost.model import CostModel, ErrorOf
+from hotprefix.lab.experiment.assess import assess
+from hotprefix.lab.experiment.plan import Plan, ReplayTask
+from hotprefix.lab.experiment.result import Arm, Condition, CostLabel, ExperimentResult, Problem, Provenance
+from hotprefix.lab.experiment.spec import Variant
+from hotprefix.lab.experiment.store import RunStore
+from hotprefix.lab.experiment.variants import arms
+from hotprefix.lab.experiment.workload import Survey
+from hotprefix.lab.sections import Run
+
+
+def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:
+    """What the finished runs say; runs without a result are listed as problems. command: for repeating it."""
+    experiment = plan.experiment
+    first = next(iter(plan.runs.values()))[0]
+    slo = experiment.slo.build()
+    hypotheses = [one.build(experiment.baseline) for one in experiment.hypotheses]
+    runs = {place: [_run(store, task) for task in some if store.finished(task.key)]
+            for place, some in plan.runs.items()}  # fmt: skip
+    found = assess(runs, hypotheses, baseline=experiment.baseline, slo=slo, window_s=first.settings.window_s)
+    return ExperimentResult(
+        name=experiment.name,
+        question=experiment.question,
+        spec_hash=plan.identity,
+        version=__version__,
+        command=command,
+        fixed=_fixed(plan),
+        conditions=tuple(_condition(plan, variant) for variant in experiment.conditions),
+        arms=tuple(Arm(v.name, v.about, _texts(v.set)) for v in arms(experiment)),
+        baseline=experiment.baseline,
+        seeds=tuple(sorted({task.seed for some in plan.runs.values() for task in some})),
+        slo=slo,
+        metrics=found.metrics,
+        comparisons=found.comparisons,
+        verdicts=found.verdicts,
+        buckets=found.buckets,
+        windows=found.windows,
+        trace=_provenance(plan.surveys[experiment.conditions[0].name], first),
+        cost=cost_label(first.cost),
+        problems=tuple(_problems(plan, store)),
+    )
+
+
+def write_requests(plan: Plan, store: RunStore, path: Path) -> None:
+    """One Parquet file with the request rows of every finished run, condition, arm and seed before them;
+    streamed, so that it never has to fit in memory."""
+    frames = [
+        store.scan(task.key, "requests").select(
+            pl.lit(condition).alias("condition"), pl.lit(arm).alias("arm"), pl.lit(task.seed).alias("seed"),
+            pl.all(),
+        )
+        for (condition, arm), some in plan.runs.items() for task in some if store.finished(task.key)
+    ]  # fmt: skip
+    if not frames:
+        return
+    part = path.with_name(f".{path.name}.part")
+    pl.concat(frames).sink_parquet(part, metadata={"hotprefix.experiment": plan.identity})
+    part.replace(path)
+
+
+def _run(store: RunStore, task: ReplayTask) -> Run:
+    tables = {name: store.scan(task.key, name).collect() for name in ("requests", "windows", "links")}
+    return Run(
+        task.seed, tables["requests"], tables["windows"], tables["links"], task.kernel.page_size,
+        store.facts(task.key)["virtual_s"],
+    )  # fmt: skip
+
+
+def _problems(plan: Plan, store: RunStore) -> list[Problem]:
+    found = []
+    for (condition, arm), some in plan.runs.items():
+        for task in some:
+            if not store.finished(task.key):
+                failure = store.failure(task.key)
+                kind, text = ("failed", failure.error) if failure else ("skipped", "it was not run")
+                found.append(Problem(condition, arm, task.seed, kind, text))
+    return found
+
+
+def _condition(plan: Plan, variant: Variant) -> Condition:
+    """Its capacity is its own only where every arm has the same."""
+    configs = [some[0].kernel for (condition, _), some in plan.runs.items() if condition == variant.name]
+    tokens = {config.total_pages * config.page_size for config in configs}
+    capacity = tokens.pop() if len(tokens) == 1 else None
+    return Condition(variant.name, variant.about, _texts(variant.set), capacity)
+
+
+def _fixed(plan: Plan) -> dict[str, str]:
+    every = [_resolved(some[0]) for some in plan.runs.values()]
+    fixed = {key: value for key, value in every[0].items() if all(one.get(key) == value for one in every)}
+    return fixed | {"seeds": _text(plan.experiment.seeds)}
+
+
+def _resolved(task: ReplayTask) -> dict[str, str]:
+    """Every setting of a run by its dotted key."""
+    chosen = task.settings
+    values = {
+        "trace": chosen.trace.model_dump(exclude_defaults=True),
+        "load": {**chosen.load.model_dump(exclude_none=True), "loop": task.loop},
+        "cluster": chosen.cluster.model_dump(),
+        "kernel": asdict(task.kernel),
+        "cost": task.cost.name,
+        "window_s": chosen.window_s,
+    }
+    return _texts(values)
+
+
+def _texts(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _texts(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = _text(value)
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, StrEnum):
+        return value.value
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _provenance(found: Survey, task: ReplayTask) -> Provenance:
+    told = found.info
+    return Provenance(
+        name=told.name, source=told.source, requests=told.requests, input_tokens=told.input_tokens,
+        output_tokens=told.output_tokens, block_size=told.block_size or 0,
+        ideal_reuse_share=told.ideal_reuse_share, loop=task.loop, notes=told.notes,
+    )  # fmt: skip
+
+
+def cost_label(cost: CostModel) -> CostLabel:
+    """The honesty label's part on the cost model."""
+    errors: dict[str, tuple[float, float]] = {}
+    notes: tuple[str, ...] = ()
+    if cost.fit is not None:
+        parts = {name: getattr(cost.fit, name) for name in ("overall", "prefill", "decode", "mixed")}
+        errors = {k: (v.median, v.p95) for k, v in parts.items() if isinstance(v, ErrorOf)}
+        notes = (f"errors by {cost.fit.method}; bias {cost.fit.bias:+.1%}",)
+    return CostLabel(cost.name, cost.source, cost.hardware, f"{cost.model}, {cost.dtype}", errors, notes)

@@ -1,0 +1,187 @@
+"""From an experiment to the runs it takes. Owns: `Plan`, `ReplayTask`, and their hashes.
+
+Rules: what a run is follows from its resolved settings, with nothing left to defaults of another version: its
+key is the SHA-256 over them, the trace's identity, the cost model, the seed and hotprefix' version. The
+experiment's hash covers its runs' keys and how they are judged. Where nothing depends on the seed there is
+one run, not many equal ones that would look like evidence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hotprefix import __version__
+from hotprefix.kernel.config import KernelConfig
+from hotprefix.lab.cost.model import CostModel
+from hotprefix.lab.cost.presets import load_cost
+from hotprefix.lab.experiment.spec import Experiment, Settings
+from hotprefix.lab.experiment.store import Output
+from hotprefix.lab.experiment.variants import arms, kernel, settings
+from hotprefix.lab.experiment.workload import Survey, identity, open_workload, survey
+from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.workload import Loop
+
+PAGE_SIZE = 16  # where a trace has no blocks
+Place = tuple[str, str]  # condition, arm
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTask:
+    """One replay. Travels to another process; equal keys mean equal results."""
+
+    key: str
+    settings: Settings
+    kernel: KernelConfig
+    cost: CostModel
+    loop: Loop
+    seed: int
+
+    def run(self, progress: Callable[[int], None]) -> Output:
+        """Replay. Raises InputError (the trace) and what the simulator raises."""
+        chosen, load = self.settings, self.settings.load
+        trace = open_workload(chosen.trace, load, self.seed)
+        replay = Replay(
+            kernel=self.kernel,
+            cost=self.cost,
+            instances=chosen.cluster.instances,
+            route=chosen.cluster.route,
+            storage_pages=chosen.cluster.storage_pages,
+            loop=self.loop,
+            concurrency=load.concurrency if self.loop is Loop.CLOSED else None,
+            speed=load.speed,
+            horizon_s=load.horizon_s,
+            warm_up=load.warm_up,
+            window_s=chosen.window_s,
+        )
+        tables = simulate(
+            replay,
+            trace,
+            seed=self.seed,
+            block_size=trace.block_size,
+            progress=lambda done, _: progress(done),
+        )
+        return Output(
+            {"requests": tables.requests, "windows": tables.windows, "links": tables.links},
+            {
+                "virtual_s": tables.virtual_s,
+                "wall_s": tables.wall_s,
+                "counters": [asdict(counters) for counters in tables.counters],
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """runs: of each (condition, arm), in the order of its seeds. surveys: of each condition's trace, first
+    seed. identity: the experiment's hash."""
+
+    experiment: Experiment
+    identity: str
+    runs: dict[Place, tuple[ReplayTask, ...]]
+    surveys: dict[str, Survey]
+
+    @property
+    def tasks(self) -> list[ReplayTask]:
+        """Each run once: arms may share runs."""
+        return list({task.key: task for some in self.runs.values() for task in some}.values())
+
+
+def plan(experiment: Experiment) -> Plan:
+    """Read what the experiment names (trace, cost model) and resolve every run. Raises InputError."""
+    known = _Known()
+    runs: dict[Place, tuple[ReplayTask, ...]] = {}
+    surveys: dict[str, Survey] = {}
+    for condition in experiment.conditions:
+        for arm in arms(experiment):
+            chosen = settings(experiment, condition, arm)
+            surveys.setdefault(condition.name, known.survey(chosen))
+            runs[condition.name, arm.name] = _runs(chosen, known, experiment.seeds)
+    return Plan(experiment, _experiment_hash(experiment, runs), runs, surveys)
+
+
+class _Known:
+    """What was read once is not read again for the next arm."""
+
+    def __init__(self) -> None:
+        self._surveys: dict[str, Survey] = {}
+        self._identities: dict[str, dict[str, Any]] = {}
+        self._costs: dict[str, CostModel] = {}
+
+    def survey(self, chosen: Settings) -> Survey:
+        key = chosen.trace.model_dump_json() + chosen.load.loop
+        if key not in self._surveys:
+            self._surveys[key] = survey(open_workload(chosen.trace, chosen.load, seed=1))
+        return self._surveys[key]
+
+    def identity(self, chosen: Settings) -> dict[str, Any]:
+        key = chosen.trace.model_dump_json()
+        if key not in self._identities:
+            self._identities[key] = identity(chosen.trace)
+        return self._identities[key]
+
+    def cost(self, chosen: Settings) -> CostModel:
+        if chosen.cost not in self._costs:
+            self._costs[chosen.cost] = load_cost(chosen.cost)
+        return self._costs[chosen.cost]
+
+
+def _runs(chosen: Settings, known: _Known, seeds: int) -> tuple[ReplayTask, ...]:
+    found = known.survey(chosen)
+    config = _kernel(chosen, found)
+    sessions = found.info.has_sessions if chosen.load.loop == "auto" else chosen.load.loop == "closed"
+    loop = Loop.CLOSED if sessions else Loop.OPEN
+    cost, trace = known.cost(chosen), known.identity(chosen)
+    if not _depends_on_seed(chosen, loop):
+        seeds = 1
+    return tuple(
+        ReplayTask(_key(chosen, config, cost, loop, trace, seed), chosen, config, cost, loop, seed)
+        for seed in range(1, seeds + 1)
+    )
+
+
+def _depends_on_seed(chosen: Settings, loop: Loop) -> bool:
+    """Generators, Poisson starts, and the order in which a limited number of sessions gets its turn."""
+    load = chosen.load
+    drawn = chosen.trace.generate is not None or load.session_rate is not None
+    return drawn or (loop is Loop.CLOSED and load.concurrency is not None)
+
+
+def _kernel(chosen: Settings, found: Survey) -> KernelConfig:
+    """total_pages: whole pages that fit, at least one."""
+    size, unit = chosen.capacity.size, chosen.capacity.unit
+    block = found.info.block_size or PAGE_SIZE
+    page = kernel(chosen, total_pages=1, page_size=block).page_size
+    tokens = {"pages": size * page, "tokens": size, "sessions": size * found.session_tokens}[unit]
+    return kernel(chosen, total_pages=max(1, int(tokens // page)), page_size=block)
+
+
+def _key(
+    chosen: Settings, config: KernelConfig, cost: CostModel, loop: Loop, trace: dict[str, Any], seed: int
+) -> str:
+    return _hash(
+        {
+            "version": __version__,
+            "trace": trace,
+            "load": {**chosen.load.model_dump(), "loop": loop},
+            "cluster": chosen.cluster.model_dump(),
+            "kernel": asdict(config),
+            "cost": cost.model_dump(mode="json"),
+            "window_s": chosen.window_s,
+            "seed": seed,
+        }
+    )
+
+
+def _experiment_hash(experiment: Experiment, runs: dict[Place, tuple[ReplayTask, ...]]) -> str:
+    judged = experiment.model_dump(include={"name", "question", "baseline", "slo", "hypotheses", "bound"})
+    keys = {json.dumps(place): [task.key for task in some] for place, some in runs.items()}
+    return _hash({"version": __version__, "runs": keys, **judged})
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

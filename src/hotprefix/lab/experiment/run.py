@@ -1,0 +1,77 @@
+"""An experiment from file to result. Owns: `run`, and the progress that is shown meanwhile.
+
+Rules: what is already finished in the output folder is not done again; progress goes to stderr. The folder
+holds one experiment; another one is refused before anything runs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hotprefix.errors import InputError
+from hotprefix.lab.experiment.collect import collect, write_requests
+from hotprefix.lab.experiment.plan import Plan, plan
+from hotprefix.lab.experiment.ray_sweep import ray_sweep
+from hotprefix.lab.experiment.result import ExperimentResult
+from hotprefix.lab.experiment.spec import Experiment
+from hotprefix.lab.experiment.store import Failure, RunStore
+from hotprefix.lab.experiment.sweep import Task, sweep
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    console: Console,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+    force: bool = False,
+    command: str = "",
+) -> ExperimentResult:
+    """Do what is missing, write OUT/requests.parquet, and say what was found. jobs: runs at a time, None =
+    one a core. ray: address of a cluster, None = processes here. Raises InputError (file, trace, folder)."""
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs {jobs}: give a whole number >= 1", param="jobs")
+    with console.status(f"{experiment.name}: reading the trace"):
+        planned = plan(experiment)
+    store = RunStore(out)
+    store.claim(planned.identity, experiment.name, force=force)
+    store.tidy()
+    _sweep(planned, store, console, jobs or os.cpu_count() or 1, ray)
+    write_requests(planned, store, out / "requests.parquet")
+    return collect(planned, store, command=command)
+
+
+def _sweep(planned: Plan, store: RunStore, console: Console, jobs: int, ray: str | None) -> None:
+    tasks = planned.tasks
+    left = [task for task in tasks if not store.finished(task.key)]
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[requests]}"), console=console, transient=True,
+    )  # fmt: skip
+    with bar:
+        watch = _Bar(bar, planned.experiment.name, total=len(tasks), done=len(tasks) - len(left))
+        if ray is None:
+            sweep(left, store.out, jobs=jobs, watch=watch)
+        elif left:
+            ray_sweep(left, store.out, address=ray, jobs=jobs, watch=watch)
+
+
+class _Bar:
+    """Shows a sweep: runs ended, and requests replayed in those under way."""
+
+    def __init__(self, bar: Progress, name: str, *, total: int, done: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task(name, total=total, completed=done, requests="")
+
+    def ended(self, task: Task, failure: Failure | None) -> None:
+        self._bar.advance(self._task)
+        if failure is not None:
+            self._bar.console.print(f"a run failed: {failure.error}", style="red", markup=False)
+
+    def moved(self, requests: int) -> None:
+        self._bar.update(self._task, requests=f"{requests} requests in runs under way" if requests else "")

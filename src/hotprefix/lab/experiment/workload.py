@@ -1,0 +1,113 @@
+"""The requests of a run. Owns: opening what a `TraceSpec` names, its identity, and what a replay has to know
+of it beforehand.
+
+Rules: a file's identity is its content and how it is read, never where it lies; a generated trace's is its
+generator, parameters and seed. A trace without prefixes is refused: any reuse would be invented.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotprefix.errors import InputError
+from hotprefix.lab.experiment.spec import LoadSpec, TraceSpec
+from hotprefix.lab.trace.agents import Assumed, SessionStarts
+from hotprefix.lab.trace.info import TraceInfo, info
+from hotprefix.lab.trace.open import SAMPLES, open_trace
+from hotprefix.lab.trace.problems import require_prefixes, require_sessions
+from hotprefix.lab.trace.record import Provenance, Trace, TraceRequest
+
+
+def open_workload(spec: TraceSpec, load: LoadSpec, seed: int) -> Trace:
+    """The trace. seed: of generators and of session starts. Raises InputError."""
+    if spec.generate is not None:
+        from hotprefix.lab.trace.generate import generate
+
+        trace: Trace = generate(spec.generate, spec.params, seed=seed, limit=spec.limit)
+    else:
+        trace = open_trace(
+            spec.source or "",
+            block_size=spec.block_size,
+            limit=spec.limit,
+            sessions=SessionStarts(rate=load.session_rate, seed=seed),
+            assumed=Assumed(shared_prefix=spec.shared_prefix, answers=spec.answers),
+        )
+    require_prefixes(trace, "a replay of cache policies")
+    if load.loop == "closed":
+        require_sessions(trace, "load.loop=closed")
+    return trace
+
+
+def identity(spec: TraceSpec) -> dict[str, Any]:
+    """What makes the trace this trace, but for the seed. Raises InputError: the file cannot be read."""
+    if spec.generate is not None:
+        return spec.model_dump(include={"generate", "params", "limit"})
+    source = spec.source or ""
+    if source in SAMPLES:
+        return spec.model_dump(exclude={"generate", "params"})  # a part of the package, like its code
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"trace {path}: {error.strerror}; give a file", param="trace") from error
+    return {"sha256": digest, **spec.model_dump(exclude={"source", "generate", "params"})}
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """session_tokens: longest context of a session (prompt and answer), mean over sessions; a request without
+    a session counts as one. longest_tokens: of any request."""
+
+    info: TraceInfo
+    session_tokens: float
+    longest_tokens: int
+
+
+def survey(trace: Trace) -> Survey:
+    """One pass over the trace. Raises InputError where it is empty, and what reading raises."""
+    watched = _Contexts(trace)
+    found = info(watched)
+    if not watched.longest:
+        raise InputError(f"trace {trace.name}: it has no requests; give another", param="trace")
+    contexts = watched.longest.values()
+    return Survey(found, sum(contexts) / len(contexts), max(contexts))
+
+
+class _Contexts:
+    """The trace, and meanwhile the longest context of each session."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.longest: dict[tuple[str, str], int] = {}
+
+    @property
+    def name(self) -> str:
+        return self._trace.name
+
+    @property
+    def block_size(self) -> int:
+        return self._trace.block_size
+
+    @property
+    def has_prefixes(self) -> bool:
+        return self._trace.has_prefixes
+
+    @property
+    def has_sessions(self) -> bool:
+        return self._trace.has_sessions
+
+    @property
+    def provenance(self) -> Provenance:
+        return self._trace.provenance
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        longest = self.longest
+        for request in self._trace:
+            key = ("request", request.id) if request.session is None else ("session", request.session)
+            longest[key] = max(longest.get(key, 0), request.input_length + request.output_length)
+            yield request
