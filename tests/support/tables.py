@@ -79,7 +79,8 @@ def run(
     arrival = session * 10.0 + shared.uniform(0, 100, count)
     cold = np.arange(count) % 4 == 3
     wait = np.exp(sigma * (0.7 * shared.normal(size=count) + 0.7 * own.normal(size=count)))
-    wait *= np.exp(0.7 * (_walk(shared, sessions, memory) + _walk(own, sessions, memory)))[session]
+    walks = _walk(shared, sessions, memory) + _walk(own, sessions, memory)
+    wait *= np.exp(0.7 * sigma * walks)[session]
     wait *= np.where(cold, cold_effect, effect)
     gone = np.rint(np.clip(loss + 0.1 * own.normal(size=count), 0, 1) * 80 * (loss > 0)).astype(int)
     gone = np.where(cold, 0, gone)

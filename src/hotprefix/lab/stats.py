@@ -26,7 +26,7 @@ from hotprefix.lab.metric_names import METRICS
 from hotprefix.lab.metrics import Slo, beyond_horizon
 from hotprefix.lab.sections import Pair, Run, figures, section_figures
 
-SECTIONS: Final = 10
+SECTIONS: Final = 8
 METHOD: Final = (
     f"symmetric studentised bootstrap over at least {SECTIONS} paired sections, not narrower than Student's t"
 )
@@ -71,17 +71,15 @@ class Comparison:
         )
 
     def interval(self, confidence: float = 0.95, scale: Scale = "difference") -> Interval | None:
-        """Of the difference or of the relative change; None: see reason."""
-        centre = self.value(scale)
-        if self.reason or centre is None or self.base is None or self.arm is None:
+        """Of the difference; relative: the same interval as shares of |base|, so that both always agree on
+        whether 0 is in it. None: see reason, or the baseline is 0."""
+        centre = self.value("difference")
+        unit = abs(self.base or 0.0) if scale == "relative" else 1.0
+        if self.reason or centre is None or not unit:
             return None
         base, arm = np.array(self.sections).T
-        if scale == "difference":
-            spread = arm - base - centre
-        else:
-            spread = (arm - self.arm / self.base * base) / abs(self.base)  # of a ratio, linearised
-        reach = half_width(spread, confidence)
-        return centre - reach, centre + reach
+        reach = half_width(arm - base - centre, confidence)
+        return (centre - reach) / unit, (centre + reach) / unit
 
     def bounds(self, confidence: float, scale: Scale) -> Interval | None:
         """What a verdict goes by: the interval, or the value itself, twice, where it is constant."""

@@ -100,21 +100,23 @@ def _check(want: str, tolerance: Tolerance, found: Comparison, level: float) -> 
     if value is None and found.value("difference") == 0:
         value = 0.0  # 0 against 0 is no change, on any scale
         interval = (0.0, 0.0) if found.constant else None
-    state, text = _state(want, tolerance, found, interval)
+    state, text = _state(want, tolerance, found, value, interval)
     return Finding(want, tolerance, state, found.base, found.arm, value, interval, text)
 
 
 def _state(
-    want: str, tolerance: Tolerance, found: Comparison, interval: Interval | None
+    want: str, tolerance: Tolerance, found: Comparison, value: float | None, interval: Interval | None
 ) -> tuple[State, str]:
     """Whether the wanted holds, and why in words."""
     name = tolerance.metric
     if found.beyond in ("arm", "base"):
         return _state_beyond(want, found)
-    if interval is None:
+    if interval is None or value is None:
         return State.OPEN, f"{name}: no interval ({found.reason or 'the baseline is 0'})"
     # Gains are counted upwards, whichever way the metric is better.
-    low, high = interval if METRICS[name].better != "lower" else (-interval[1], -interval[0])
+    (low, high), gain = interval, value
+    if METRICS[name].better == "lower":
+        (low, high), gain = (-high, -low), -gain
     amount = tolerance.amount
     if want == "equal":
         if -amount <= low and high <= amount:
@@ -128,7 +130,7 @@ def _state(
         return (
             State.FAILS if worse else State.OPEN
         ), f"{name} {'is' if worse else 'may be'} worse than tolerated"
-    if low > 0 and (low + high) / 2 >= amount:
+    if low > 0 and gain >= amount:
         return State.HOLDS, f"{name} improves"
     if high < amount or high <= 0:
         return State.FAILS, f"{name} does not improve{' by what matters' if low > 0 else ''}"

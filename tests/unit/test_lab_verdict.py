@@ -1,0 +1,278 @@
+"""Verdicts: what is planted is found, what is not is not, and harm is called harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import polars as pl
+import pytest
+
+from hotprefix.errors import ConfigError
+from hotprefix.lab.experiment.assess import assess
+from hotprefix.lab.hypothesis import NO_THRASH, THRASH, Hypothesis, Kind, Need, Tolerance
+from hotprefix.lab.metrics import Slo
+from hotprefix.lab.stats import Comparison
+from hotprefix.lab.verdict import Outcome, State, Verdict, decide
+from tests.support.tables import run
+
+SLO = Slo(ttft_s=3.0)
+LOSS = Tolerance("net_l1_hit_loss_share", 0.05)
+BASE: list[Mapping[str, float | None]] = [{"evicted_pages": 10.0, "lost_tokens": 50.0}] * 3
+
+
+def claim(kind: Kind, **fields: object) -> Hypothesis:
+    return Hypothesis("h", "a claim", kind, "arm", "base", "thrash", **fields)  # type: ignore[arg-type]
+
+
+def spread(metric: str, base: float, change: float, width: float = 0.02) -> Comparison:
+    """Twelve sections whose relative change is `change` plus or minus about `width`."""
+    wobble = [width * math.cos(math.pi * i) for i in range(12)]
+    return Comparison(
+        metric, base, base * (1 + change), tuple((base, base * (1 + change + w)) for w in wobble)
+    )
+
+
+def outcome(one: Hypothesis, *found: Comparison) -> Verdict:
+    return decide(one, {c.metric: c for c in found}, BASE)
+
+
+MECHANISM = claim(Kind.MECHANISM, improves=(LOSS,), needs=THRASH)
+SERVICE = claim(
+    Kind.SERVICE,
+    improves=(LOSS,),
+    reaches=(Tolerance("ttft_mean_s", 0.05), Tolerance("computed_tokens", 0.05)),
+)
+HARM = claim(
+    Kind.HARM, improves=(Tolerance("reuse_share", 0.01),), not_worse=(Tolerance("cold.ttft_p95_s", 0.10),)
+)
+NULL = claim(Kind.NULL, equal=(Tolerance("reuse_share", 0.05),))
+
+
+@pytest.mark.parametrize(
+    ("change", "width", "expected"),
+    [
+        (-0.30, 0.02, Outcome.SUPPORTED),
+        (-0.30, 0.60, Outcome.INCONCLUSIVE),  # large, but it could be chance
+        (-0.04, 0.02, Outcome.INCONCLUSIVE),  # falls for sure, perhaps by less than matters
+        (-0.01, 0.01, Outcome.REFUTED),  # no fall of 5 % is left
+        (0.00, 0.30, Outcome.INCONCLUSIVE),
+        (+0.20, 0.02, Outcome.REFUTED),
+    ],
+)
+def test_the_mechanism_must_reduce_the_loss(change: float, width: float, expected: Outcome) -> None:
+    assert outcome(MECHANISM, spread(LOSS.metric, 0.4, change, width)).outcome is expected
+
+
+@pytest.mark.parametrize(
+    ("ttft", "computed", "expected", "words"),
+    [
+        (-0.20, 0.00, Outcome.SUPPORTED, "ttft_mean_s improves"),
+        (0.00, -0.20, Outcome.SUPPORTED, "computed_tokens improves"),
+        (0.00, 0.00, Outcome.REFUTED, "the gain does not reach service"),
+        (0.10, 0.20, Outcome.REFUTED, "the gain does not reach service"),
+    ],
+)
+def test_a_gain_must_reach_service(ttft: float, computed: float, expected: Outcome, words: str) -> None:
+    found = outcome(
+        SERVICE,
+        spread(LOSS.metric, 0.4, -0.3),
+        spread("ttft_mean_s", 2.0, ttft),
+        spread("computed_tokens", 1e6, computed),
+    )
+    assert found.outcome is expected
+    assert words in found.reason
+
+
+def test_whether_a_gain_reaches_service_may_stay_open() -> None:
+    found = outcome(
+        SERVICE,
+        spread(LOSS.metric, 0.4, -0.3),
+        spread("ttft_mean_s", 2.0, 0.0, 0.5),
+        spread("computed_tokens", 1e6, 0.0),
+    )
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "open" in found.reason
+
+
+def test_a_hit_rate_gained_at_the_cost_of_cold_requests_is_refuted() -> None:
+    found = outcome(HARM, spread("reuse_share", 0.5, 0.2), spread("cold.ttft_p95_s", 3.0, 0.3))
+    assert found.outcome is Outcome.REFUTED
+    assert found.reason == "reuse_share improves, but cold.ttft_p95_s is worse than tolerated"
+
+
+def test_harm_that_is_not_excluded_leaves_it_open() -> None:
+    found = outcome(HARM, spread("reuse_share", 0.5, 0.2), spread("cold.ttft_p95_s", 3.0, 0.05, 0.5))
+    assert found.outcome is Outcome.INCONCLUSIVE
+    within = outcome(HARM, spread("reuse_share", 0.5, 0.2), spread("cold.ttft_p95_s", 3.0, 0.05))
+    assert within.outcome is Outcome.SUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("beyond", "expected", "state"),
+    [
+        ("arm", Outcome.REFUTED, State.FAILS),
+        ("base", Outcome.SUPPORTED, State.HOLDS),
+        ("both", Outcome.INCONCLUSIVE, State.OPEN),
+    ],
+)
+def test_beyond_the_horizon_is_worse_than_any_figure(beyond: str, expected: Outcome, state: State) -> None:
+    cold = Comparison("cold.ttft_p95_s", None, None, beyond=beyond, reason="never served")
+    found = outcome(HARM, spread("reuse_share", 0.5, 0.2), cold)
+    assert (found.outcome, found.findings[1].state) == (expected, state)
+
+
+@pytest.mark.parametrize(
+    ("change", "width", "expected"),
+    [
+        (0.00, 0.02, Outcome.AS_EXPECTED),
+        (0.04, 0.10, Outcome.INCONCLUSIVE),
+        (0.20, 0.02, Outcome.REFUTED),
+        (-0.20, 0.02, Outcome.REFUTED),
+    ],
+)
+def test_no_difference_must_be_shown_too(change: float, width: float, expected: Outcome) -> None:
+    assert outcome(NULL, spread("reuse_share", 0.5, change, width)).outcome is expected
+
+
+def test_identical_arms_are_the_expected_null_and_refute_a_mechanism() -> None:
+    same = Comparison(
+        "reuse_share", 0.5, 0.5, ((0.5, 0.5),) * 12, reason="the same difference in every section"
+    )
+    assert outcome(NULL, same).outcome is Outcome.AS_EXPECTED
+    few = Comparison(
+        "reuse_share", 0.5, 0.5, ((0.5, 0.5),) * 5, reason="the same difference in every section"
+    )
+    assert outcome(NULL, few).outcome is Outcome.INCONCLUSIVE
+    zero = Comparison(
+        LOSS.metric, 0.0, 0.0, ((0.0, 0.0),) * 12, reason="the same difference in every section"
+    )
+    assert outcome(MECHANISM, zero).outcome is Outcome.REFUTED
+
+
+def test_the_same_difference_everywhere_is_no_doubt() -> None:
+    each = ((8000.0, 1000.0),) * 12
+    found = outcome(
+        claim(Kind.MECHANISM, improves=(Tolerance("computed_tokens", 0.05),)),
+        Comparison("computed_tokens", 8000.0, 1000.0, each, reason="the same difference in every section"),
+    )
+    assert found.outcome is Outcome.SUPPORTED
+    assert found.findings[0].interval == (-0.875, -0.875)
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ([{"evicted_pages": 0.0, "lost_tokens": 0.0}], "evicted_pages is 0"),
+        (
+            [{"evicted_pages": 9.0, "lost_tokens": 4.0}, {"evicted_pages": 9.0, "lost_tokens": 0.0}],
+            "lost_tokens is 0",
+        ),
+        ([{"evicted_pages": 9.0, "lost_tokens": None}], "lost_tokens was not measured"),
+    ],
+)
+def test_without_thrash_the_thrash_claim_is_not_judged(
+    base: list[dict[str, float | None]], words: str
+) -> None:
+    found = decide(MECHANISM, {LOSS.metric: spread(LOSS.metric, 0.4, -0.3)}, base)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "precondition" in found.reason
+    assert words in found.reason
+
+
+def test_with_thrash_the_no_thrash_claim_is_not_judged() -> None:
+    one = claim(Kind.NULL, equal=(Tolerance("reuse_share", 0.05),), needs=NO_THRASH)
+    found = outcome(one, spread("reuse_share", 0.5, 0.0))
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "at most 0 is allowed" in found.reason
+
+
+def test_several_metrics_share_the_error_rate() -> None:
+    assert MECHANISM.level == 0.95
+    assert SERVICE.level == pytest.approx(1 - 0.05 / 3)
+    single, third = (
+        spread(LOSS.metric, 0.4, -0.3).interval(level, "relative") for level in (0.95, SERVICE.level)
+    )
+    assert single is not None
+    assert third is not None
+    assert third[0] < single[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"kind": Kind.MECHANISM}, "has no improves"),
+        ({"kind": Kind.SERVICE, "improves": (LOSS,)}, "has no reaches"),
+        ({"kind": Kind.NULL, "equal": (LOSS,), "improves": (LOSS,)}, "does not use improves"),
+        ({"kind": Kind.MECHANISM, "improves": (Tolerance("requests", 0.1),)}, "neither way is better"),
+        ({"kind": Kind.MECHANISM, "improves": (LOSS,), "confidence": 1.0}, "confidence=1.0"),
+        ({"kind": Kind.MECHANISM, "improves": (LOSS,), "baseline": "arm"}, "name two"),
+        ({"kind": "mechanism", "improves": (LOSS,)}, "give one of mechanism, service, harm, null"),
+    ],
+)
+def test_a_hypothesis_that_cannot_be_judged_is_refused(fields: dict[str, object], words: str) -> None:
+    whole = {"id": "h", "claim": "c", "arm": "arm", "baseline": "base", "condition": "thrash"} | fields
+    with pytest.raises(ConfigError, match=words):
+        Hypothesis(**whole)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("amount", [-0.1, math.nan, math.inf])
+def test_a_tolerance_is_a_number(amount: float) -> None:
+    with pytest.raises(ConfigError, match="tolerance of stalls"):
+        Tolerance("stalls", amount)
+
+
+def test_a_need_says_what_it_needs() -> None:
+    with pytest.raises(ConfigError, match="at_least or at_most"):
+        Need("stalls")
+
+
+def test_from_tables_to_verdicts() -> None:
+    """The loss falls under thrash; in `greedy` cold requests pay for it; without thrash nothing happens."""
+    seeds = range(3)
+    runs = {
+        ("thrash", "off"): [run(s, 0, loss=0.3, sigma=0.2) for s in seeds],
+        ("thrash", "window"): [run(s, 1, loss=0.1, sigma=0.2) for s in seeds],
+        ("thrash", "greedy"): [run(s, 2, loss=0.1, sigma=0.2, cold_effect=6.0) for s in seeds],
+        ("calm", "off"): [run(s, 3, loss=0.0, evicted=0) for s in seeds],
+        ("calm", "window"): [run(s, 4, loss=0.0, evicted=0) for s in seeds],
+    }
+    cold = (Tolerance("cold.ttft_p50_s", 0.5),)
+
+    def hypothesis(name: str, arm: str, condition: str, kind: Kind, **fields: object) -> Hypothesis:
+        return Hypothesis(name, name, kind, arm, "off", condition, **fields)  # type: ignore[arg-type]
+
+    hypotheses = [
+        hypothesis("mechanism", "window", "thrash", Kind.MECHANISM, improves=(LOSS,), needs=THRASH),
+        hypothesis(
+            "calm", "window", "calm", Kind.NULL, equal=(Tolerance("reuse_share", 0.02),), needs=NO_THRASH
+        ),
+        hypothesis("not here", "window", "calm", Kind.MECHANISM, improves=(LOSS,), needs=THRASH),
+        hypothesis(
+            "harm", "greedy", "thrash", Kind.HARM, improves=(Tolerance("reuse_share", 0.01),), not_worse=cold
+        ),
+        hypothesis("no runs", "window", "elsewhere", Kind.MECHANISM, improves=(LOSS,)),
+    ]
+    found = assess(runs, hypotheses, baseline="off", slo=SLO)
+    assert [v.outcome for v in found.verdicts] == [
+        Outcome.SUPPORTED, Outcome.AS_EXPECTED, Outcome.INCONCLUSIVE, Outcome.REFUTED, Outcome.INCONCLUSIVE,
+    ]  # fmt: skip
+    assert "no runs of window" in found.verdicts[4].reason
+    assert found.comparisons.keys() == {("thrash", "window"), ("thrash", "greedy"), ("calm", "window")}
+    assert found.metrics.filter(metric="requests").height == 15
+    assert found.windows.height == 5 * 40  # the first seed's
+    instance = found.buckets.filter(pl.col("by") == "instance", pl.col("arm") == "off")
+    mean = (
+        found.metrics.filter(arm="off", metric="requests").group_by("condition").agg(pl.col("value").mean())
+    )
+    assert dict(instance.select("condition", "requests").rows()) == dict(mean.rows())
+
+
+def test_a_seed_that_failed_in_one_arm_is_left_out_of_both() -> None:
+    runs = {
+        ("thrash", "off"): [run(s, 0) for s in range(4)],
+        ("thrash", "window"): [run(s, 1) for s in (0, 1, 3)],
+    }
+    found = assess(runs, [], baseline="off", slo=SLO)
+    assert len(found.comparisons["thrash", "window"]["ttft_mean_s"].sections) == 9
+    assert found.metrics.filter(arm="off", metric="requests").height == 4
