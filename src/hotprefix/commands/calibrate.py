@@ -27,7 +27,11 @@ def calibrate(
     max_batched_tokens: Annotated[int, typer.Option(help="Tokens one step may compute.")] = 2048,
     max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = 64,
     name: Annotated[str | None, typer.Option(help="Name of the cost model; default: the file's.")] = None,
-    quick: Annotated[bool, typer.Option(help="20 seconds instead of two minutes; less exact.")] = False,
+    clock: Annotated[
+        str, typer.Option(help="wall; or cpu where other programs use the machine (one CPU thread only).")
+    ] = "wall",
+    seconds: Annotated[float | None, typer.Option(help="How long to measure; default 120.")] = None,
+    quick: Annotated[bool, typer.Option(help="20 seconds; less exact.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the model on stdout too.")] = False,
 ) -> None:
     """Measure what a step costs on this machine, for `hotprefix replay`.
@@ -38,9 +42,13 @@ def calibrate(
     from hotprefix.lab.cost.calibrate import FULL_S, QUICK_S, Settings
     from hotprefix.lab.cost.calibrate import calibrate as measure
 
+    if seconds is not None and quick:
+        raise InputError("give --seconds or --quick, not both", param="quick")
     if out.is_dir():
         raise InputError(f"{out}: a folder; give the file to write", param="out")
-    settings = Settings(QUICK_S if quick else FULL_S, max_batched_tokens, max_running)
+    settings = Settings(
+        QUICK_S if quick else FULL_S if seconds is None else seconds, max_batched_tokens, max_running, clock
+    )
     with stderr.status("starting") as status:
         bare = Bare.load(
             model, dtype, device, pages=max(1, kv_tokens // page_size), page_size=page_size, threads=threads,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from hotprefix.lab.cost.links import host_links
 from hotprefix.lab.cost.measure import (
     WAITING,
     Bench,
+    Clock,
     Sample,
     StopwatchExecutor,
     run_rounds,
@@ -35,29 +37,36 @@ Progress = Callable[[str], None]
 FULL_S, QUICK_S = 120.0, 20.0
 QUEUE_SLOTS = 8
 PROBE_TOKENS = 128
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.thread_time}
+"""cpu: this thread's processor time, which other programs on the machine do not lengthen; what an engine on
+one CPU thread takes when it has the machine for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """seconds: for the batches, beside loading. max_batched_tokens, max_running: of the engine. Raises
-    ConfigError."""
+    """seconds: for the batches, beside loading. max_batched_tokens, max_running: of the engine. clock: what
+    steps are timed by (`CLOCKS`). Raises ConfigError."""
 
     seconds: float = FULL_S
     max_batched_tokens: int = 2048
     max_running: int = 64
+    clock: str = "wall"
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
             raise ConfigError(f"seconds={self.seconds!r}: give seconds > 0", param="seconds")
+        if self.clock not in CLOCKS:
+            raise ConfigError(f"clock={self.clock!r}: give one of {', '.join(CLOCKS)}", param="clock")
 
 
 def calibrate(
     bare: Bare, settings: Settings, name: str, progress: Progress = lambda line: None
 ) -> tuple[CostModel, list[Sample]]:
-    """The model and the steps it was fitted to. Raises ConfigError where the pool is too small and
-    InputError where nothing could be fitted."""
-    watch = StopwatchExecutor(bare.executor)
+    """The model and the steps it was fitted to. Raises ConfigError where the clock does not suit the
+    engine, InputError where nothing could be fitted."""
+    check_clock(settings.clock, bare.device)
+    watch = StopwatchExecutor(bare.executor, CLOCKS[settings.clock])
     steps = _steps(bare, watch, settings, progress)
     progress("measuring the scheduler with a queue")
     planning = [*steps, *_queues(bare, watch, settings)]
@@ -66,7 +75,7 @@ def calibrate(
     step, scheduler = step_prices(steps), scheduler_prices(planning)
     return CostModel(
         name=name,
-        source=f"hotprefix calibrate, {len(steps)} steps",
+        source=f"hotprefix calibrate, {len(steps)} steps, {settings.clock} clock",
         model=bare.name,
         dtype=bare.dtype,
         hardware=hardware(bare.device),
@@ -86,7 +95,7 @@ def calibrate(
 
 
 def _steps(bare: Bare, watch: StopwatchExecutor, settings: Settings, progress: Progress) -> list[Sample]:
-    begun = watch.clock()
+    begun = time.perf_counter()
     bench = _bench(bare, watch, settings, settings.max_running)
     progress("finding out how fast the machine is")
     per_token = seconds_per_token(bench, PROBE_TOKENS)
@@ -124,13 +133,27 @@ def _bench(bare: Bare, watch: StopwatchExecutor, settings: Settings, slots: int)
     return Bench(bare.loop(kernel, watch), watch, bare.vocab_size, settings.seed)
 
 
+def check_clock(clock: str, device: str) -> None:
+    """Raises ConfigError where one thread's processor time is not what the engine takes."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if clock == "cpu" and (device != "cpu" or threads != 1):
+        raise ConfigError(
+            f"clock='cpu' with {threads} threads on {device}: it times one CPU thread; give --device cpu and "
+            "--threads 1, or --clock wall",
+            param="clock",
+        )
+
+
 def hardware(device: str) -> str:
     """The processor that computes, as far as it says."""
     import torch
 
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _processor() -> str:

@@ -14,6 +14,7 @@ LONGEST, SHORTEST = 32768, 64
 CHUNKS = (16, 64, 256, 1024)
 TEXT_SHARE = 0.3  # of all that can be computed, at most, for texts that later batches find in the cache
 ROUND_SHARE = 0.2  # and for one round of the batches
+ROOM_SHARE = 0.8  # of the cache, for the texts and a round, so that the texts stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def fitting(room: int, positions: int, budget: int, slots: int, tokens: float) -
         if (
             largest <= budget // 2
             and longest + 2 * largest <= positions
-            and 2 * (total + found.round_tokens) <= room
+            and total + found.round_tokens <= ROOM_SHARE * room
             and total <= TEXT_SHARE * tokens
             and found.round_tokens <= ROUND_SHARE * tokens
         ):

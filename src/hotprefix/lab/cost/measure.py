@@ -150,10 +150,7 @@ class Bench:
         most = 2 * DECODE_STEPS + len(scene.chunks) + scene.count
         open_ = [self.submit(self.text(i, scene.context), most) for i in range(scene.count)]
         name = f"decode {scene.count} of {scene.context}"
-        while True:
-            begun = self.step(f"start {name}")
-            if begun is None or begun.features.decodes == scene.count:
-                break
+        self._until_decoding(scene.count, f"start {name}")
         for _ in range(DECODE_STEPS):
             self.step(name)
         for chunk in scene.chunks:
@@ -161,12 +158,16 @@ class Bench:
             self.step(f"{name} with {chunk}")
         self.drop(open_)
 
+    def _until_decoding(self, count: int, point: str) -> None:
+        """Step until so many decode together (or nothing runs: the cache was too small for them)."""
+        while (made := self.step(point)) is not None and made.features.decodes < count:
+            pass
+
     def queue(self, waiting: int, slots: int) -> None:
         """Sequences in every slot decode while others, whose beginnings are cached, wait."""
         outputs = slots + 2 * DECODE_STEPS
         running = [self.submit(self.text(i, WAITING_TOKENS), outputs) for i in range(slots)]
-        while self.loop.kernel.status().running < slots:
-            self.step("start queue")
+        self._until_decoding(slots, "start queue")
         waits = [self.submit(self.text(i % slots, WAITING_TOKENS), 1) for i in range(waiting)]
         for _ in range(DECODE_STEPS):
             self.step(f"queue {waiting}")
@@ -174,17 +175,18 @@ class Bench:
 
 
 def seconds_per_token(bench: Bench, tokens: int) -> float:
-    """What a prefilled token costs here, roughly; warms the engine up on the way."""
+    """What a prefilled token costs here by the wall clock, roughly; warms the engine up on the way."""
     for length in (16, tokens, tokens):
-        bench.submit(bench.fresh(length), 2)
+        prompt, begun = bench.fresh(length), time.perf_counter()
+        bench.submit(prompt, 1)
         bench.drain("warm-up")
-    steps = [s for s in bench.samples if s.features.prefill_tokens][-1:]
+        took = time.perf_counter() - begun
     bench.samples.clear()
-    return sum(s.seconds for s in steps) / max(1, sum(s.features.prefill_tokens for s in steps))
+    return took / tokens
 
 
 def run_rounds(bench: Bench, plan: Design, deadline: float, told: Callable[[int, int, int], None]) -> int:
-    """Rounds over the design until `deadline` (by the stopwatch's clock); returns how many. The texts come
+    """Rounds over the design until `deadline` (`time.perf_counter`); returns how many. The texts come
     first and are no samples: each is computed once, so a slow moment would stay. told(round, batch,
     batches): progress."""
     for index, length in enumerate(plan.texts):
@@ -197,10 +199,10 @@ def run_rounds(bench: Bench, plan: Design, deadline: float, told: Callable[[int,
     ]
     order = random.Random(bench.seed)
     done = 0
-    while not done or bench.watch.clock() < deadline:
+    while not done or time.perf_counter() < deadline:
         order.shuffle(batches)
         for at, batch in enumerate(batches):
-            if done and bench.watch.clock() >= deadline:
+            if done and time.perf_counter() >= deadline:
                 break
             told(done + 1, at + 1, len(batches))
             batch()

@@ -1,0 +1,135 @@
+"""The fit: it finds prices that were planted, despite noise and outliers, and tells its error honestly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hotprefix.errors import InputError
+from hotprefix.lab.cost.design import CHUNKS, SHORTEST, Design, fitting
+from hotprefix.lab.cost.features import Features
+from hotprefix.lab.cost.fit import cross_validated, errors, scheduler_prices, solve, step_matrix, step_prices
+from hotprefix.lab.cost.measure import Sample
+
+PLANTED = np.array([0.02, 2e-3, 6e-7, 3e-3, 3e-6])
+
+
+def shapes() -> list[Features]:
+    prefills = [
+        Features(n, n * p + n * (n + 1) // 2, 0, 0) for n in (16, 64, 256, 1024) for p in (0, 512, 4096)
+    ]
+    decodes = [Features(0, 0, k, k * c) for k in (1, 4, 16, 64) for c in (64, 1024, 4096)]
+    return prefills + decodes + [Features(n, n * (n + 1) // 2, 8, 8000) for n in (16, 256, 1024)]
+
+
+def samples(
+    noise: float = 0.0, outliers: float = 0.0, repeats: int = 6, prices: np.ndarray = PLANTED
+) -> list[Sample]:
+    draw = np.random.default_rng(5)
+    found = []
+    for _ in range(repeats):
+        for shape in shapes():
+            seconds = float(np.array([1, *shape]) @ prices) * np.exp(draw.normal(0, noise))
+            if draw.random() < outliers:
+                seconds *= draw.uniform(2, 6)
+            found.append(Sample(str(shape), shape, seconds, 1e-4 + 1e-5 * shape.decodes, shape.decodes, 0))
+    return found
+
+
+def test_exact_timings_give_the_planted_prices_back() -> None:
+    assert step_prices(samples()) == pytest.approx(PLANTED, rel=1e-6)
+
+
+def test_noise_and_outliers_move_them_little() -> None:
+    """5 % noise and three steps in ten 2 to 6 times as long: weighed alike, two prices are 16 % off."""
+    timed = samples(noise=0.05, outliers=0.3)
+    assert step_prices(timed) == pytest.approx(PLANTED, rel=0.06)
+    seconds = np.array([s.seconds for s in timed])
+    plain = np.linalg.lstsq(step_matrix(timed) / seconds[:, None], np.ones(len(timed)), rcond=None)[0]
+    assert np.max(np.abs(plain / PLANTED - 1)) > 0.1
+
+
+def test_a_price_is_never_negative() -> None:
+    """Timings that fall with context: the unbounded fit would pay for it."""
+    rows = np.array([[1.0, c] for c in (1, 10, 100, 1000)])
+    assert solve(rows, np.array([4.0, 3.0, 2.0, 1.0]), np.ones(4))[1] == 0.0
+
+
+def test_a_batch_that_ran_often_counts_as_one() -> None:
+    """One decode shape 500 times with 20 % more than its due: its regime stays at its share."""
+    many = samples(repeats=2)
+    shape = Features(0, 0, 1, 64)
+    due = float(np.array([1, *shape]) @ PLANTED)
+    many += [Sample("often", shape, due * 1.2, 1e-4, 1, 0)] * 500
+    assert step_prices(many) == pytest.approx(PLANTED, rel=0.05)
+
+
+def test_the_scheduler_has_prices_of_its_own() -> None:
+    timed = [
+        Sample("s", Features(0, 0, 1, 1), 0.1, 1e-4 + 2e-5 * r + 1e-6 * w, r, w)
+        for r in (1, 8, 64)
+        for w in (0, 100, 500)
+    ]
+    assert scheduler_prices(timed) == pytest.approx([1e-4, 2e-5, 1e-6], rel=1e-6)
+
+
+def test_cross_validation_leaves_batches_out_whole() -> None:
+    """Two batches, two prices: every fit is exact on what it saw, however often, and far off on the other."""
+    exact = cross_validated(samples())
+    assert exact.overall.p95 < 1e-6
+    assert exact.overall.samples == 6 * 27
+    two = [
+        Sample(f"prefill {n}", Features(n, 0, 0, 0), 1.0 + n, 1e-4, 1, 0) for n in (1, 100) for _ in range(9)
+    ]
+    assert errors(two, step_matrix(two) @ step_prices(two), "in sample").overall.p95 < 1e-6
+    unseen = cross_validated(two)
+    assert unseen.method == "2-fold cross-validation over 2 batches"
+    assert unseen.overall.median > 0.3
+    assert cross_validated(two) == unseen
+
+
+def test_errors_are_told_by_regime_with_their_sign() -> None:
+    """Predictions: prefill right, decode 10 % high, mixed absent; bias of the sum (1 + 1.1) / 2."""
+    timed = [
+        Sample("a", Features(2, 3, 0, 0), 1.0, 0.1, 1, 0),
+        Sample("b", Features(0, 0, 1, 1), 1.0, 0.1, 1, 0),
+    ]
+    found = errors(timed, np.array([1.0, 1.1]), "by hand")
+    assert found.prefill is not None
+    assert found.decode is not None
+    assert (found.prefill.median, found.mixed) == (0.0, None)
+    assert found.decode.median == pytest.approx(0.1)
+    assert found.bias == pytest.approx(0.05)
+
+
+def test_what_cannot_be_fitted_is_refused() -> None:
+    with pytest.raises(InputError, match="0 timings"):
+        solve(np.zeros((0, 2)), np.zeros(0), np.zeros(0))
+    with pytest.raises(InputError, match="above 0 s"):
+        solve(np.ones((2, 1)), np.array([1.0, 0.0]), np.ones(2))
+    with pytest.raises(InputError, match="1 batches were timed"):
+        cross_validated([samples()[0]])
+
+
+def sized(tokens: float, room: int = 32768, positions: int = 8192, budget: int = 2048) -> Design:
+    return fitting(room, positions, budget, 64, tokens)
+
+
+def test_the_design_grows_with_the_time_there_is() -> None:
+    longest = [max(sized(tokens).prefixes) for tokens in (1e3, 3e4, 1e5, 1e6)]
+    assert longest == sorted(longest)
+    assert longest[0] == SHORTEST
+    assert longest[-1] == 4096
+    for tokens in (3e4, 1e5, 1e6):
+        found = sized(tokens)
+        assert sum(found.texts) <= 0.3 * tokens
+        assert found.round_tokens <= 0.2 * tokens
+        assert sum(found.texts) + found.round_tokens <= 0.8 * 32768
+
+
+def test_the_design_keeps_to_the_engine_it_is_for() -> None:
+    small = sized(1e6, room=1024, positions=512, budget=64)
+    assert max(small.chunks) <= 32
+    assert max(small.prefixes) + 2 * max(small.chunks) <= 512
+    assert max(sized(1e6).chunks) == max(CHUNKS)
+    assert max(scene.count for scene in fitting(32768, 8192, 2048, 3, 1e6).decodes) == 2

@@ -1,0 +1,128 @@
+"""The cost model: prices by hand, its file, and every file that has to be refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotprefix.errors import InputError
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.plan import Chunk
+from hotprefix.lab.cost.features import Features, features
+from hotprefix.lab.cost.model import CostModel, ErrorOf, FitError, Link, Links
+
+
+def model(**changes: Any) -> CostModel:
+    fields: dict[str, Any] = {
+        "name": "hand", "source": "made up", "model": "m", "dtype": "float32", "hardware": "none",
+        "date": dt.date(2026, 1, 2), "base_s": 1.0, "prefill_token_s": 0.1, "prefill_context_s": 0.01,
+        "decode_s": 0.5, "decode_context_s": 0.001, "scheduler_base_s": 0.25, "scheduler_running_s": 0.125,
+        "scheduler_waiting_s": 0.0625, "kv_token_bytes": 1000,
+        "links": Links(restore=Link(latency_s=0.5, bytes_per_s=1000.0)),
+        "fit": FitError(method="by eye", overall=ErrorOf(samples=2, median=0.01, p95=0.125), bias=-0.5),
+    }  # fmt: skip
+    return CostModel(**{**fields, **changes})
+
+
+def chunk(start: int, n: int) -> Chunk:
+    return Chunk("r", 0, start, tk.encode(range(n)), 0, (), samples=True, prefill=n > 1)
+
+
+def test_each_term_is_a_price() -> None:
+    assert model().step_s(0, 0, 0, 0) == 1.0
+    assert model().step_s(10, 0, 0, 0) == pytest.approx(2.0)
+    assert model().step_s(0, 100, 0, 0) == pytest.approx(2.0)
+    assert model().step_s(0, 0, 4, 0) == pytest.approx(3.0)
+    assert model().step_s(0, 0, 0, 3000) == pytest.approx(4.0)
+    assert model().scheduler_s(2, 4) == 0.25 + 0.25 + 0.25
+    assert Link(latency_s=0.5, bytes_per_s=1000.0).seconds(250) == 0.75
+
+
+def test_features_count_pairs_and_take_single_positions_for_decodes() -> None:
+    """3 positions from 5 attend to 6 + 7 + 8 = 21, 2 from 0 to 1 + 2; one from 9 to 10."""
+    assert features([chunk(5, 3), chunk(0, 2), chunk(9, 1)]) == Features(5, 24, 1, 10)
+    assert features([]) == Features(0, 0, 0, 0)
+    assert [Features(2, 3, 0, 0).regime, Features(0, 0, 1, 1).regime, Features(2, 3, 1, 1).regime] == [
+        "prefill",
+        "decode",
+        "mixed",
+    ]
+
+
+def test_the_file_gives_back_what_was_saved_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "cost.json"
+    model().save(path)
+    assert CostModel.load(path) == model()
+    assert [p.name for p in path.parent.iterdir()] == ["cost.json"]
+    assert "median 1.0%, p95 12.5% (by eye)" in model().label
+    assert "no fit error known" in model(fit=None).label
+
+
+def test_where_it_cannot_be_written_the_path_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file/cost\.json: cannot write the cost model"):
+        model().save(tmp_path / "file" / "cost.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"base_s": -0.5}, r"base_s=-0\.5: .*greater than or equal to 0"),
+        ({"base_s": float("nan")}, r"base_s=nan: .*finite"),
+        ({"decode_s": float("inf")}, r"decode_s=inf: .*finite"),
+        ({"base_s": "1"}, r"base_s='1': .*number"),
+        ({"base_s": True}, r"base_s=True: .*number"),
+        ({"kv_token_bytes": 0}, r"kv_token_bytes=0: "),
+        ({"date": "soon"}, r"date='soon': "),
+        ({"sped": 1}, r"sped=1: Extra"),
+        ({"model": None}, r"model=None: "),
+        ({"links": {"restore": {"latency_s": 0.0, "bytes_per_s": 0}}}, r"links\.restore\.bytes_per_s=0: "),
+        ({"version": 2}, r"cost model version 2, this reads 1: calibrate again"),
+        ({"base_s": 0.0, "decode_s": 0.0}, r"a step takes time"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_and_value(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(json.loads(model().model_dump_json()) | change))
+    with pytest.raises(InputError, match=message):
+        CostModel.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (model().model_dump_json()[:40], "damaged, not JSON"),
+        ("[]", "no cost model"),
+        ("{}", "no cost model"),
+        ('{"version": 1}', "name: Field required"),
+    ],
+)
+def test_a_damaged_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=rf"cost\.json: {message}"):
+        CostModel.load(path)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read the cost model: No such file"):
+        CostModel.load(tmp_path / "none.json")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"not UTF-8"):
+        CostModel.load(tmp_path / "bytes")
+
+
+def test_the_lab_loads_without_torch() -> None:
+    code = (
+        "import sys, hotprefix.lab.cost.calibrate, hotprefix.lab.cost.presets\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
