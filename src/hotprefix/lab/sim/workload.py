@@ -116,7 +116,7 @@ class Workload:
             return []
         roots = self._waiting.popleft().roots
         first = min((r.request.arrival_s or 0.0 for r in roots), default=0.0)
-        return [(now + (r.request.arrival_s or 0.0) - first, r) for r in roots]
+        return [(now + ((r.request.arrival_s or 0.0) - first), r) for r in roots]
 
     def initial(self) -> Iterable[Arrival]:
         """Arrivals that depend on no completion, in order of time."""
