@@ -62,9 +62,7 @@ EVERYTHING = made(
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
 def test_what_was_written_is_read(tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"t{suffix}"
-    told: list[int] = []
-    assert write_trace(EVERYTHING, out, told=told.append) == 3
-    assert told == [1, 2, 3]
+    assert write_trace(EVERYTHING, out) == 3
     again = open_trace(out)
     assert plain(again) == plain(EVERYTHING)
     assert (again.name, again.block_size, again.has_prefixes, again.has_sessions) == ("n", 16, True, True)

@@ -3,7 +3,7 @@
 Rules: a row's prompt is the first `keep` blocks of an earlier row's and `new` fresh ones, so an id is
 (session, row that brought it, offset), numbered through the whole trace. Only complete blocks have one. A
 cache belongs to one model: a row whose `parent` ran on another one shares nothing with it. Closed
-loop: `_triggers`. See docs/traces.md for what is assumed and how often it matters.
+loop: `row_triggers`. See docs/traces.md for what is assumed and how often it matters.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class CodingAgents:
             raise ValueError(f"id: session {session.id!r} stands twice")
         prompts = self._prompts(session)
         self._sessions.add(session.id)
-        triggers, ends = _triggers(session.rows), _ends(session.rows)
+        triggers, ends = row_triggers(session.rows), row_ends(session.rows)
         start = next(self._starts)
         answers = _answers(session, prompts) if self._assumed.answers else [None] * len(prompts)
         return [
@@ -225,17 +225,17 @@ def _check(session: Session, i: int) -> None:
         raise ValueError(f"rows.{i}.t: time goes back from {rows[i - 1].t} to {row.t}")
 
 
-def _ends(rows: Sequence[Row]) -> list[float]:
+def row_ends(rows: Sequence[Row]) -> list[float]:
     """When each row was answered; where that was not recorded, after the session's median service time."""
     usual = statistics.median([row.api for row in rows if row.api is not None] or [0.0])
     return [row.t + (usual if row.api is None else row.api) for row in rows]
 
 
-def _triggers(rows: Sequence[Row]) -> list[int | None]:
+def row_triggers(rows: Sequence[Row]) -> list[int | None]:
     """The row whose completion leads to each row: the one before it of the same agent; for a sub-agent's
     first, the main agent's latest that had ended by then, or, had none, its latest. The first row, and an
     agent that precedes all of the main agent's, have none."""
-    ends = _ends(rows)
+    ends = row_ends(rows)
     last: dict[int, int] = {}
     main: list[int] = []
     found: list[int | None] = []

@@ -5,13 +5,17 @@ Rule: a message has the file, the line, the field and the reason, then what to d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
 from hotprefix.errors import InputError
 from hotprefix.lab.trace.record import Trace
+
+_VALUE: Final = re.compile(r"'[^']*'|-?\d+(\.\d+)?(e[+-]?\d+)?")  # what differs within a kind of fault
 
 
 class BadTrace(InputError):
@@ -29,20 +33,26 @@ class NoSessions(InputError):
 @dataclass(slots=True)
 class Report:
     """What one reading met. skip_bad: leave bad lines out instead of raising. skipped: lines left out;
-    first_bad: what the first of them was. reordered: requests that stood before an earlier one."""
+    first_bad: what the first of them was; kinds: how many of each kind, and the first of that. reordered:
+    requests that stood before an earlier one."""
 
     skip_bad: bool = False
     skipped: int = 0
     first_bad: str | None = None
+    kinds: dict[str, tuple[int, str]] = field(default_factory=dict)
     reordered: int = 0
 
     def bad(self, path: Path, line: int, error: Exception) -> None:
         """Note a bad line. Raises BadTrace unless such lines are skipped."""
-        what = f"{path}, line {line}: {_reason(error)}"
+        reason = _reason(error)
+        what = f"{path}, line {line}: {reason}"
         if not self.skip_bad:
             raise BadTrace(f"{what}; --skip-bad leaves such lines out", param="trace") from None
         self.skipped += 1
         self.first_bad = self.first_bad or what
+        kind = _VALUE.sub("N", reason)
+        count, first = self.kinds.get(kind, (0, what))
+        self.kinds[kind] = (count + 1, first)
 
 
 def require_prefixes(trace: Trace, what: str) -> None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 from hotprefix.lab.trace.problems import Report
 from hotprefix.lab.trace.record import Provenance, TraceRequest
 
+TELL: Final = 1000
+
 
 @dataclass(slots=True)
 class StreamedTrace:
-    """A `Trace` over `read`, which gives all requests anew each time. limit: the first so many only."""
+    """A `Trace` over `read`, which gives all requests anew each time. limit: the first so many only. told:
+    hears every TELL requests how many have been read."""
 
     name: str
     block_size: int
@@ -27,7 +31,17 @@ class StreamedTrace:
     limit: int | None = None
     skip_bad: bool = False
     report: Report = field(default_factory=Report)
+    told: Callable[[int], None] | None = None
 
     def __iter__(self) -> Iterator[TraceRequest]:
         self.report = Report(skip_bad=self.skip_bad)
-        return islice(self.read(self.report), self.limit)
+        requests = islice(self.read(self.report), self.limit)
+        return requests if self.told is None else self._telling(requests, self.told)
+
+    def _telling(
+        self, requests: Iterator[TraceRequest], told: Callable[[int], None]
+    ) -> Iterator[TraceRequest]:
+        for count, request in enumerate(requests, 1):
+            if not count % TELL:
+                told(count)
+            yield request

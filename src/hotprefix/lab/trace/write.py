@@ -1,4 +1,4 @@
-"""Writing our own format. Owns: `write_trace`.
+"""Writing our own format. Owns: `write_trace`, `whole_file`.
 
 Rule: the file appears whole or not at all: it is written beside its place under a name of its own and
 renamed; an error or an interrupt removes it.
@@ -10,7 +10,7 @@ import gzip
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -25,18 +25,17 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _PLAIN = ("arrival_s", "session", "parent", "think_s", "kind", "tools", "namespace", "priority")
 
 
-def write_trace(trace: Trace, path: Path, *, told: Callable[[int], None] = lambda count: None) -> int:
-    """Write a trace to .jsonl, .jsonl.gz or .jsonl.zst; gives the number of requests. told: hears the number
-    so far. Equal traces give equal bytes. Raises InputError (name, folder) and what reading raises."""
+def write_trace(trace: Trace, path: Path) -> int:
+    """Write a trace to .jsonl, .jsonl.gz or .jsonl.zst; gives the number of requests. Equal traces give equal
+    bytes. Raises InputError (name, folder) and what reading raises."""
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"{path}: give a name that ends with {', '.join(SUFFIXES)}", param="out")
     count, recent = 0, Recent()
-    with _whole(path) as file:
+    with whole_file(path) as file:
         file.write(_line(_header(trace)))
         for request in trace:
             file.write(_line(_request(request, recent, trace.block_size)))
             count += 1
-            told(count)
     return count
 
 
@@ -78,7 +77,8 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, compressed as its name ends. Raises InputError where its folder takes none."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:

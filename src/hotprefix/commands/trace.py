@@ -1,0 +1,251 @@
+"""`hotprefix trace`. Owns: its sub-commands and their arguments.
+
+Rules: results on stdout, progress and tables on stderr, files whole or not at all. `info` and `check` say
+what a file records, so they assume nothing about coding-agent files unless asked; `convert` writes what
+`replay` would read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hotprefix.errors import InputError
+
+app = typer.Typer(no_args_is_help=True, help="Look at traces, convert, generate, check and fit them.")
+stderr = Console(stderr=True)
+
+File = Annotated[str, typer.Argument(help="Trace file, or sample:agents.")]
+Format = Annotated[str, typer.Option(help="auto, hotprefix, mooncake, agents, azure or events.")]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens a block, where the file does not say.")]
+TimeUnit = Annotated[str | None, typer.Option(help="Unit of timestamps: s, ms, us or ns.")]
+SkipBad = Annotated[bool, typer.Option(help="Leave out lines that are no requests; they are counted.")]
+Limit = Annotated[int | None, typer.Option(help="The first so many requests.")]
+SharedPrefix = Annotated[
+    bool, typer.Option(help="Assume that coding-agent sessions share tools and system prompt.")
+]
+Answers = Annotated[bool, typer.Option(help="Assume that their answers stand in the next prompt unchanged.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+@app.command()
+def info(
+    file: File,
+    format: Format = "auto",
+    block_size: BlockSize = None,
+    time_unit: TimeUnit = None,
+    skip_bad: SkipBad = False,
+    limit: Limit = None,
+    shared_prefix: SharedPrefix = False,
+    answers: Answers = False,
+    json: Json = False,
+) -> None:
+    """Count a trace: requests, tokens, what an endless cache would reuse.
+
+    Example: hotprefix trace info mooncake.jsonl.gz --json
+    """
+    from hotprefix.lab.trace.info import info as count
+
+    trace = _open(file, format, block_size, time_unit, limit, shared_prefix, answers)
+    trace.skip_bad = skip_bad
+    with _progress(trace):
+        found = dataclasses.asdict(count(trace))
+    found["skipped_lines"] = trace.report.skipped
+    found["reordered_requests"] = trace.report.reordered
+    _told_bad(trace)
+    _print(found, json)
+
+
+@app.command()
+def convert(
+    file: File,
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
+    format: Format = "auto",
+    block_size: BlockSize = None,
+    time_unit: TimeUnit = None,
+    skip_bad: SkipBad = False,
+    limit: Limit = None,
+    shared_prefix: SharedPrefix = True,
+    answers: Answers = False,
+    session_rate: Annotated[
+        float | None, typer.Option(help="Coding-agent sessions a second, Poisson; default: all at once.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the session starts.")] = 0,
+) -> None:
+    """Write a trace in our own format (docs/traces.md).
+
+    Example: hotprefix trace convert cc_weka_sessions_b64.jsonl.gz --session-rate 0.2 --out agents.jsonl.zst
+    """
+    from hotprefix.lab.trace.agents import SessionStarts
+    from hotprefix.lab.trace.write import write_trace
+
+    starts = SessionStarts(session_rate, seed)
+    trace = _open(file, format, block_size, time_unit, limit, shared_prefix, answers, starts)
+    trace.skip_bad = skip_bad
+    with _progress(trace):
+        count = write_trace(trace, out)
+    _told_bad(trace)
+    stderr.print(f"{out}: {count} requests", markup=False, soft_wrap=True)
+
+
+@app.command()
+def generate(
+    name: Annotated[str, typer.Argument(help="agents, bursts, documents, churn or stranger.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
+    params: Annotated[
+        Path | None, typer.Option(help='JSON file with "params", as `trace fit` writes it.')
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter: name=JSON value. Repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal bytes.")] = 0,
+    limit: Limit = None,
+) -> None:
+    """Make a trace up, with published parameters or yours.
+
+    Example: hotprefix trace generate agents --set sessions=20 --seed 7 --out agents.jsonl.gz
+    """
+    from hotprefix.lab.trace.generate.registry import generate_trace
+    from hotprefix.lab.trace.write import write_trace
+
+    chosen = (_params(params, name) if params else {}) | dict(_setting(text) for text in settings or ())
+    trace = generate_trace(name, chosen, seed=seed, limit=limit)
+    with _progress(trace):
+        count = write_trace(trace, out)
+    stderr.print(f"{out}: {count} requests", markup=False, soft_wrap=True)
+
+
+@app.command()
+def check(
+    file: File,
+    format: Format = "auto",
+    block_size: BlockSize = None,
+    time_unit: TimeUnit = None,
+    limit: Limit = None,
+    shared_prefix: SharedPrefix = False,
+    json: Json = False,
+) -> None:
+    """Find everything that is wrong with a trace. Exit status 2 where something is.
+
+    Example: hotprefix trace check mine.jsonl
+    """
+    from hotprefix.lab.trace.check import check as find
+
+    trace = _open(file, format, block_size, time_unit, limit, shared_prefix, False)
+    with _progress(trace):
+        found = find(trace)
+    if json:
+        typer.echo(_json(dataclasses.asdict(found)))
+    else:
+        table = Table("count", "problem", "first case")
+        for problem in found.problems:
+            table.add_row(str(problem.count), problem.what, problem.first)
+        if found.problems:
+            stderr.print(table)
+        for what, count in found.notes.items():
+            stderr.print(f"{what}: {count}", markup=False)
+    if found.problems:
+        total = sum(problem.count for problem in found.problems)
+        raise InputError(f"{file}: {total} faults of {len(found.problems)} kinds", param="trace")
+    stderr.print(f"{file}: {found.requests} requests, no fault found", markup=False, soft_wrap=True)
+
+
+@app.command()
+def fit(
+    file: Annotated[Path, typer.Argument(help="Coding-agent session file.")],
+    out: Annotated[Path, typer.Option(help="JSON file to write, for `trace generate --params`.")],
+    skip_bad: SkipBad = False,
+) -> None:
+    """Fit the coding-agent generator to recorded sessions.
+
+    Example: hotprefix trace fit cc_weka_sessions_b64.jsonl.gz --out fitted.json
+    """
+    from hotprefix.lab.trace.fit import fit_agents
+    from hotprefix.lab.trace.problems import Report
+    from hotprefix.lab.trace.write import whole_file
+
+    report = Report(skip_bad=skip_bad)
+    with stderr.status("reading"):
+        found = fit_agents(file, report)
+    with whole_file(out) as written:
+        written.write(_json(found).encode() + b"\n")
+    table = Table("quantity", "n", "form", "KS of lognormal", "median", "sigma", "p50", "p90")
+    for quantity, of in found["fit"]["quantities"].items():
+        cells = (of.get(key) for key in ("ks", "median", "sigma", "p50", "p90"))
+        shown = ("" if value is None else f"{value:.4g}" for value in cells)
+        table.add_row(quantity, str(of["n"]), of["form"], *shown)
+    stderr.print(table)
+    stderr.print(f"{out}: {found['fit']['sessions']} sessions, {report.skipped} lines skipped", markup=False)
+
+
+def _open(
+    file: str, format: str, block_size: int | None, time_unit: str | None, limit: int | None,
+    shared_prefix: bool, answers: bool, starts: Any = None,
+) -> Any:  # fmt: skip
+    from hotprefix.lab.trace.agents import Assumed
+    from hotprefix.lab.trace.clock import PER_SECOND
+    from hotprefix.lab.trace.open import open_trace
+
+    if time_unit is not None and time_unit not in PER_SECOND:
+        raise InputError(f"--time-unit {time_unit}: there are {', '.join(PER_SECOND)}", param="time_unit")
+    return open_trace(
+        file, format=format, block_size=block_size, time_unit=time_unit, limit=limit,  # type: ignore[arg-type]
+        sessions=starts, assumed=Assumed(shared_prefix, answers),
+    )  # fmt: skip
+
+
+@contextmanager
+def _progress(trace: Any) -> Iterator[None]:
+    with stderr.status("reading") as status:
+        trace.told = lambda count: status.update(f"{count} requests")
+        yield
+
+
+def _told_bad(trace: Any) -> None:
+    if trace.report.skipped:
+        text = f"{trace.report.skipped} bad lines skipped; the first: {trace.report.first_bad}"
+        stderr.print(text, markup=False, soft_wrap=True)
+
+
+def _print(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(_json(found))
+        return
+    table = Table("what", "value")
+    for name, value in found.items():
+        table.add_row(name, "\n".join(value) if isinstance(value, tuple) else str(value))
+    stderr.print(table)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _params(path: Path, name: str) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text())
+        given = held["params"]
+        made_for = held.get("generator", name)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f'{path}: give a JSON object with "params" ({error})', param="params") from None
+    if made_for != name or not isinstance(given, dict):
+        raise InputError(f"{path}: holds parameters of generator {made_for!r}", param="params")
+    return given
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    try:
+        if not sign:
+            raise ValueError("there is no =")
+        return name, json.loads(value)
+    except ValueError as error:
+        raise InputError(f"--set {text}: give name=value, the value as JSON ({error})", param="set") from None
