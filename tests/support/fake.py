@@ -80,7 +80,7 @@ class FakeExecutor:
             known = {r: tk.encode([t]) for r, t in outcome.sampled.items()}
             for i in range(1, repeats):
                 chunks = tuple(
-                    replace(c, start=c.start + i, tokens=known[c.request][-4:], table_from=len(t), table=())
+                    c._replace(start=c.start + i, tokens=known[c.request][-4:], table_from=len(t), table=())
                     for c in plan.chunks
                     for t in [self.tables[c.slot]]
                 )

@@ -2,7 +2,8 @@
 
 Rules: a driver executes a `StepPlan` and answers with one `StepOutcome`; it decides nothing about
 pages. Chunks appear decodes first. Everything is comparable by value, so two drivers' plans can be
-compared with `==` (the parity test).
+compared with `==` (the parity test). Chunks and progress are tuples, because a step makes one of each for
+every running request.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from hotprefix.kernel.request import RequestId
 
@@ -23,8 +25,7 @@ class Finish(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Positions [start, start + n) of one request to compute in this step; n = len(tokens) / 4.
 
     slot: row in [0, max_running) that is this request's while it runs. table: page ids from page
@@ -145,8 +146,7 @@ class StepOutcome:
     repeats: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What one request gained from a commit (or an abort). token: the last sampled token, None where the
     step only prefilled or the request ended without one. cached: prompt tokens first reused
     (effective reuse, counted once), of which host and storage came from L2 and L3 (the rest from L1).

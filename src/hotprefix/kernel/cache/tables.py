@@ -17,11 +17,12 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
 class Tables:
-    """Page-table operations over one L1."""
+    """Page-table operations over one L1. changes: grows whenever a table gets longer or is given back."""
 
     def __init__(self, l1: Tier) -> None:
         self._l1 = l1
         self._page = l1.page_size
+        self.changes = 0
 
     def lookup(self, seq: Sequence) -> Match | None:
         """The longest usable prefix of a waiting sequence's target; memoised, re-validated in O(1), and
@@ -41,6 +42,7 @@ class Tables:
         tree = self._l1.tree
         seq.handle = tree.pin_root(seq.request.namespace)
         seq.dirty_from = 0
+        self.changes += 1
         if match is not None:
             self.adopt(seq, match)
 
@@ -61,6 +63,7 @@ class Tables:
         seq.table[before:] = tree.pages_of(match)[before:]
         seq.handle = tree.repin(seq.pin, match)
         seq.shared = after
+        self.changes += 1
         seq.dirty_from = min(seq.dirty_from, before)
         gained = after * self._page - seq.computed
         seq.computed = after * self._page
@@ -77,6 +80,7 @@ class Tables:
             return False
         seq.dirty_from = min(seq.dirty_from, len(seq.table))
         seq.table += pages
+        self.changes += 1
         return True
 
     def pages_for(self, tokens: int) -> int:
@@ -139,6 +143,7 @@ class Tables:
         seq.handle = None
         seq.table = []
         seq.shared = 0
+        self.changes += 1
 
     def _key(self, seq: Sequence, first: int, last: int) -> bytes:
         width = self._page * TOKEN_BYTES

@@ -30,6 +30,8 @@ class Admission:
 
     def __init__(self, state: State) -> None:
         self._s = state
+        self._owed_at = (-1, -1, 0.0)
+        self._owed_pages = 0
 
     # -- order ------------------------------------------------------------------------------------
 
@@ -37,7 +39,9 @@ class Admission:
         """Waiting sequences in the order to try them; suspects of a failed step wait for their turn
         alone."""
         s = self._s
-        waiting = [seq for seq in s.queue if seq.request.id not in s.suspects]
+        waiting = s.queue.snapshot()
+        if s.suspects:
+            waiting = [seq for seq in waiting if seq.request.id not in s.suspects]
         order = s.config.order
         if order is Order.FCFS:
             return waiting
@@ -92,21 +96,25 @@ class Admission:
 
     def fits(self, seq: Sequence, cached_pages: int) -> bool:
         """Pages for the whole target and the reserved outputs, beside what running ones are owed."""
-        return self.need(seq) - cached_pages + self._owed(self._s.running) <= self._s.l1.available
+        s = self._s
+        at = (s.step, s.tables.changes, s.reserve)
+        if at != self._owed_at:
+            self._owed_at, self._owed_pages = at, self._owed(s.running)
+        return self.need(seq) - cached_pages + self._owed_pages <= s.l1.available
 
     def need(self, seq: Sequence) -> int:
         """Pages the sequence will hold at the end of its reserved outputs."""
         share = 1.0 if seq.retractions else self._s.reserve
-        return self._pages_with_outputs(seq, share)
+        return _pages(seq, share, self._s.config.page_size)
 
     def _owed(self, running: Iterable[Sequence]) -> int:
-        share = self._s.reserve
-        return sum(max(0, self._pages_with_outputs(seq, share) - len(seq.table)) for seq in running)
-
-    def _pages_with_outputs(self, seq: Sequence, share: float) -> int:
-        # The last sampled token never gets KV, hence the - 1.
-        outputs = max(0, math.ceil(seq.outputs_left * share) - 1)
-        return self._s.tables.pages_for(seq.length + outputs)
+        """Pages that running sequences lack of what they will hold at the end of their reserved outputs."""
+        share, page, owed = self._s.reserve, self._s.config.page_size, 0
+        for seq in running:
+            lacks = _pages(seq, share, page) - len(seq.table)
+            if lacks > 0:
+                owed += lacks
+        return owed
 
     # -- giving way -------------------------------------------------------------------------------
 
@@ -161,3 +169,10 @@ class Admission:
             node = node.parent
             inside = len(node.pages)
         return pages
+
+
+def _pages(seq: Sequence, share: float, page: int) -> int:
+    """Pages for what is known and that share of the outputs to come."""
+    # The last sampled token never gets KV, hence the - 1.
+    outputs = math.ceil(seq.outputs_left * share) - 1
+    return -(-(seq.length + (outputs if outputs > 0 else 0)) // page)

@@ -48,9 +48,14 @@ class Committer:
     def _advance(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress | None:
         s = self._s
         stop = chunk.stop + outcome.repeats - 1
-        self._count_chunk(seq, chunk.start, stop)
+        if chunk.prefill:
+            self._count_prefill(seq, chunk.start, stop)
+        else:
+            s.counters.computed_output_tokens += stop - chunk.start
+            seq.computed_total += stop - chunk.start
+            seq.highest = stop
         seq.computed = stop
-        prefilled = chunk.prefill and not seq.prefilling
+        prefilled = chunk.prefill and stop >= seq.target
         if prefilled and s.emit.on:
             s.emit(ev.PrefillDone(s.now, seq.request.id, seq.cached, seq.computed_total))
         token, finish = self._sampled(seq, chunk, outcome)
@@ -79,19 +84,16 @@ class Committer:
         token = sampled if isinstance(sampled, int) else last(sampled)
         if seq.outputs == 1 and self._s.emit.on:
             self._s.emit(ev.FirstToken(self._s.now, seq.request.id))
-        if chunk.request in outcome.stopped:
+        if outcome.stopped and chunk.request in outcome.stopped:
             return token, Finish.STOP
-        if seq.outputs_left <= 0:
+        if seq.outputs >= seq.request.max_tokens:
             return token, Finish.LENGTH
         return token, None
 
-    def _count_chunk(self, seq: Sequence, start: int, stop: int) -> None:
+    def _count_prefill(self, seq: Sequence, start: int, stop: int) -> None:
         count = self._s.counters
-        positions = stop - start
-        in_prompt = max(0, min(stop, seq.target) - start)
-        count.computed_prompt_tokens += in_prompt
-        count.computed_output_tokens += positions - in_prompt
-        seq.computed_total += positions
+        count.computed_prompt_tokens += stop - start
+        seq.computed_total += stop - start
         if start < seq.highest:
             again = min(stop, seq.highest) - start
             seq.recomputed += again

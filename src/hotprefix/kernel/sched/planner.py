@@ -105,8 +105,8 @@ class Planner:
             self._budget = s.config.max_batched_tokens
             self._make_room_for_decodes()
             for seq in s.running:
-                if seq.remaining == 1:
-                    self._add_chunk(seq)
+                if seq.length - seq.computed == 1:
+                    self._add_decode(seq)
             for seq in self._prefills():
                 if s.preempts:
                     self._admit(above=seq.request.priority)
@@ -136,7 +136,10 @@ class Planner:
         s = self._s
         page = s.config.page_size
         while True:
-            need = sum(1 for q in s.running if q.remaining == 1 and q.computed // page >= len(q.table))
+            need = 0
+            for q in s.running:
+                if q.computed // page >= len(q.table) and q.length - q.computed == 1:
+                    need += 1
             if need <= s.l1.available:
                 return
             if s.sessions.drop_oldest():
@@ -182,19 +185,33 @@ class Planner:
             stop = min(stop, (len(seq.table) + s.l1.available) * page)
             if stop <= start or not s.tables.grow(seq, stop):
                 return False
+        self._prefilled |= length - start > 1
+        self._record(seq, start, stop)
+        return True
+
+    def _add_decode(self, seq: Sequence) -> None:
+        """`_add_chunk` for the one position that a decode, or the rest of a prompt, needs."""
+        start, s = seq.computed, self._s
+        if not self._budget:
+            return
+        if start // s.config.page_size < len(seq.table) or s.tables.grow(seq, start + 1):
+            self._record(seq, start, start + 1)
+
+    def _record(self, seq: Sequence, start: int, stop: int) -> None:
+        """Write a chunk into the plan; its pages are there."""
+        table_from, pages = seq.dirty_from, len(seq.table)
+        table = tuple(seq.table[table_from:]) if table_from < pages else ()
+        seq.dirty_from = pages
         tokens = bytes(seq.known[start * TOKEN_BYTES : stop * TOKEN_BYTES])
-        table_from = seq.dirty_from
-        seq.dirty_from = len(seq.table)
         self._chunks.append(
             Chunk(
-                seq.request.id, seq.slot, start, tokens, table_from, tuple(seq.table[table_from:]),
-                samples=stop == length, prefill=start < seq.target,
+                seq.request.id, seq.slot, start, tokens, table_from, table, stop == seq.length,
+                start < seq.target,
             )
         )  # fmt: skip
         self._budget -= stop - start
-        self._prefilled |= length - start > 1
-        self._plan_ahead(seq, stop)
-        return True
+        if self._s.rules.plan_ahead and stop // self._s.config.page_size > seq.shared:
+            self._plan_ahead(seq, stop)
 
     def _stop(self, start: int, length: int) -> int:
         """Where a chunk from `start` ends under the budget; `start` itself where it has to wait."""
@@ -209,8 +226,6 @@ class Planner:
 
     def _plan_ahead(self, seq: Sequence, stop: int) -> None:
         s = self._s
-        if not s.rules.plan_ahead:
-            return
         upto = stop if s.rules.outputs_each_step else min(stop, seq.target)
         added = s.tables.plan_ahead(seq, upto)
         if added and s.emit.on:
