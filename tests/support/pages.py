@@ -2,7 +2,7 @@
 
 Rules: no runs, no splits, no laziness: one record for each indexed page, found by namespace and whole
 prefix; a use writes every page of its path, except what belongs to the page where it ended (visited,
-expected), which passes on when that page goes. Slow and plain, so that it can be believed.
+expected). Slow and plain, so that it can be believed.
 """
 
 from __future__ import annotations
@@ -82,11 +82,10 @@ class PageOracle:
                 page.expected = None
 
     def remove(self, place: Key) -> Page:
-        """What belongs to the end of a use passes to the page above."""
+        """Who is expected where a page goes, is expected on the page above, which is in no earlier round."""
         page = self.pages.pop(place)
         parent = self.pages.get((place[0], place[1][: -self.width]))
         if parent is not None:
-            parent.visited = parent.visited or page.visited
             parent.round = max(parent.round, page.round)
             parent.expected = page.expected.joined(parent.expected) if page.expected else parent.expected
         return page

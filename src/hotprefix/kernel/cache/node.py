@@ -27,9 +27,9 @@ class Node:
     they leave, so a touch is one write and yet no parent ever looks older than its children. hits counts
     uses by others: publishing is none, or a prompt prefilled in chunks would look hotter than another.
     visited, round: whether a use ended here since the eviction's hand last came by, and in which of its
-    rounds it comes next. expected: the next use of what ends here. These pass to the parent too. queued:
-    the eviction heap's mark. serial: unique within the tree, for order policies. digest: the name of its
-    last page outside this process (keys.py), once somebody has asked.
+    rounds it comes next. expected: the next use of what ends here. The last two pass to the parent too.
+    queued: the eviction heap's mark. serial: unique within the tree, for order policies. digest: the name
+    of its last page outside this process (keys.py), once somebody has asked.
     """
 
     __slots__ = (

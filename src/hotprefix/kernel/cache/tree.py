@@ -343,7 +343,6 @@ class PrefixTree:
         for child in parent.children.values():
             child.parent = parent
         parent.last_access = max(parent.last_access, node.last_access)
-        self._inherit_uses(parent, node)
         parent.digest = node.digest
         parent.version += 1
         parent.cuts += 1
@@ -389,21 +388,15 @@ class PrefixTree:
         parent.version += 1
         parent.last_access = max(parent.last_access, leaf.last_access)
         parent.hits += leaf.hits
-        self._inherit_uses(parent, leaf)
+        parent.round = max(parent.round, leaf.round)
+        if leaf.expected is not None and parent.parent is not None:
+            self._lapsing.expect(parent, leaf.expected)
         parent.priority = min(parent.priority, leaf.priority)
         self.nodes -= 1
         if parent.parent is None:
             self._drop_root_if_empty(parent)
         elif parent.evictable:
             self._heap.push(parent)
-
-    def _inherit_uses(self, parent: Node, node: Node) -> None:
-        """The parent of a node that goes keeps its place under the hand and what is expected."""
-        parent.visited = parent.visited or node.visited
-        parent.round = max(parent.round, node.round)
-        if node.expected is not None and parent.parent is not None:
-            self._lapsing.expect(parent, node.expected)
-            node.expected = None
 
     def _drop_root_if_empty(self, root: Node) -> None:
         if not root.children and not root.pins:
