@@ -169,7 +169,7 @@ class CodingAgents:
                 id=f"{session.id}/{i}",
                 input_length=row.tokens_in,
                 output_length=row.tokens_out,
-                blocks=prompts[i],
+                blocks=_with_partial(prompts[i], answers[i], row.tokens_in % session.block_size > 0),
                 arrival_s=start + row.t,
                 session=session.id,
                 parent=None if trigger is None else f"{session.id}/{trigger}",
@@ -249,14 +249,20 @@ def row_triggers(rows: Sequence[Row]) -> list[int | None]:
 
 
 def _answers(session: Session, prompts: list[Blocks]) -> list[Blocks | None]:
-    """Blocks of each answer, from the first later prompt that keeps all of its prompt's complete blocks."""
+    """Blocks of each answer, from the first later prompt that keeps all of its prompt's complete blocks: as
+    far as their KV is computed, which the last token of an answer has not."""
     size = session.block_size
     found: list[Blocks | None] = [None] * len(prompts)
     for i, row in enumerate(session.rows):
         if row.parent < 0 or found[row.parent] is not None:
             continue
         before = session.rows[row.parent]
-        complete, reached = before.tokens_in // size, (before.tokens_in + before.tokens_out) // size
-        if row.keep == complete and len(prompts[i]) >= reached:
+        complete, reached = before.tokens_in // size, (before.tokens_in + before.tokens_out - 1) // size
+        if row.keep == complete < reached <= len(prompts[i]):
             found[row.parent] = prompts[i][complete:reached]
     return found
+
+
+def _with_partial(prompt: Blocks, answer: Blocks | None, partial: bool) -> Blocks:
+    """The prompt's partial last block is named where the answer completes it."""
+    return prompt if answer is None or not partial else np.concatenate((prompt, answer[:1]))

@@ -2,8 +2,9 @@
 
 Rules: the defaults are the published figures of 710 recorded sessions (docs/traces.md), and what is not
 published there is our fit of the same file. A prompt is the context so far, answer included, and what the
-step adds; only complete blocks have ids. A reset keeps tools and system prompt only. Each session has a
-random stream of its own, so more sessions leave the first ones as they were.
+step adds. Blocks count as far as their KV is computed, which the last token of an answer has not: a block
+that ends there or later is the next prompt's own. A reset keeps tools and system prompt only. Each session
+has a random stream of its own, so more sessions leave the first ones as they were.
 """
 
 from __future__ import annotations
@@ -121,13 +122,13 @@ class _Chain:
         for number in range(tokens(steps, self._random)):
             context = extended(context, length // size, self._ids)
             answer = tokens(p.output, self._random)
-            after = extended(context, (length + answer) // size, self._ids)
+            after = extended(context, max(length // size, (length + answer - 1) // size), self._ids)
             think = None if parent is None else self._think(kind)
             yield TraceRequest(
                 id=f"{name}/{number}",
                 input_length=length,
                 output_length=answer,
-                blocks=context,
+                blocks=after[: -(-length // size)],
                 arrival_s=start if number == 0 else None,
                 session=self._session,
                 parent=parent,

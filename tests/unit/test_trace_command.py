@@ -1,0 +1,128 @@
+"""`hotprefix trace`: what stands on stdout, what on stderr, which exit status."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+
+from hotprefix import cli
+from hotprefix.commands.trace import app
+from hotprefix.lab.trace.info import info
+from hotprefix.lab.trace.open import open_trace
+from tests.support.traces import mooncake, row, session, write_lines
+
+
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+Trace = Callable[..., Done]
+
+
+@pytest.fixture
+def trace(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """Runs the command line as a shell would: arguments in, exit status, both streams."""
+    root = typer.Typer()
+    root.add_typer(app, name="trace")
+    monkeypatch.setattr(cli, "app", root)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str | Path, status: int = 0) -> Done:
+        monkeypatch.setattr(sys, "argv", ["hotprefix", "trace", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        done = Done(*capsys.readouterr())
+        assert (ended.value.code or 0) == status, done.stderr
+        return done
+
+    return run
+
+
+def test_info_as_json(trace: Trace, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "m.jsonl", [mooncake(), mooncake(timestamp=1500, hash_ids=[0, 2]), "{"])
+    refused = trace("info", path, "--json", status=2)
+    assert refused.stdout == ""
+    assert refused.stderr.startswith(f"hotprefix: {path}, line 3: the line: Invalid JSON")
+    assert refused.stderr.count("\n") == 1
+    done = trace("info", path, "--json", "--skip-bad")
+    found = json.loads(done.stdout)
+    wanted = {"requests": 2, "input_tokens": 2000, "output_tokens": 10, "block_size": 512, "span_s": 1.5}
+    assert {name: found[name] for name in wanted} == wanted
+    assert (found["ideal_reuse_share"], found["skipped_lines"]) == (0.25, 1)
+    assert f"1 bad lines skipped; the first: {path}, line 3" in done.stderr
+    table = trace("info", path, "--skip-bad")
+    assert table.stdout == ""
+    assert "ideal_reuse_share" in table.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["info", "absent.jsonl"], "absent.jsonl: No such file"),
+        (["info", "sample:agents", "--time-unit", "min"], "--time-unit min: there are s, ms, us, ns"),
+        (["info", "sample:agents", "--limit", "0"], "limit=0: give 1 or more"),
+        (["generate", "bursts", "--out", "x.jsonl", "--set", "size"], "--set size: give name=value"),
+        (["generate", "bursts", "--out", "x.jsonl", "--set", "size=0"], "bursts.size=0: "),
+        (["generate", "burst", "--out", "x.jsonl"], "generator 'burst': there are agents, bursts"),
+        (["generate", "bursts", "--out", "x.jsonl", "--params", "absent"], "absent: give a JSON"),
+        (["convert", "sample:agents", "--out", "x.csv"], "x.csv: give a name that ends with"),
+    ],
+)  # fmt: skip
+def test_bad_usage_is_one_clear_line(trace: Trace, arguments: list[str], says: str, tmp_path: Path) -> None:
+    done = trace(*arguments, status=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"hotprefix: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_convert_reads_as_replay_would(trace: Trace, tmp_path: Path) -> None:
+    lines = [session([row(), row(4)]), session([row()], id="t")]
+    path = write_lines(tmp_path / "c.jsonl.gz", lines)
+    trace("convert", path, "--session-rate", "0.5", "--seed", "3", "--out", tmp_path / "t.jsonl.zst")
+    found = info(open_trace(tmp_path / "t.jsonl.zst"))
+    assert (found.requests, found.sessions) == (3, 2)
+    assert found.ideal_reused_blocks == 2, "sessions share tools and system prompt"
+    assert json.loads(trace("info", path, "--json").stdout)["ideal_reused_blocks"] == 0, (
+        "info assumes nothing"
+    )
+    assert json.loads(trace("info", path, "--json", "--shared-prefix").stdout)["ideal_reused_blocks"] == 2
+    assert "Poisson, 0.5 a second, seed 3" in " ".join(found.notes)
+
+
+def test_fit_then_generate(trace: Trace, tmp_path: Path) -> None:
+    rows = [row(0), row(5, tokens=640, parent=0, keep=4, inp="r"), row(9, tokens=700, parent=1, keep=10)]
+    path = write_lines(tmp_path / "c.jsonl", [session(rows, id=str(n)) for n in range(5)])
+    fitted, out = tmp_path / "fitted.json", tmp_path / "t.jsonl.gz"
+    trace("fit", path, "--out", fitted)
+    made = ["generate", "agents", "--params", fitted, "--set", "sessions=3", "--seed", "2"]
+    trace(*made, "--out", out)
+    first = out.read_bytes()
+    trace(*made, "--out", out)
+    assert out.read_bytes() == first
+    assert info(open_trace(out)).sessions == 3
+    done = trace("generate", "bursts", "--params", fitted, "--out", out, status=2)
+    assert "holds parameters of generator 'agents'" in done.stderr
+    assert out.read_bytes() == first
+
+
+def test_check_says_everything_and_fails(trace: Trace, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "m.jsonl", [mooncake(), mooncake(hash_ids=[1, 0]), "{"])
+    done = trace("check", path, "--json", status=2)
+    found = json.loads(done.stdout)
+    assert (found["requests"], found["skipped"], len(found["problems"])) == (2, 1, 2)
+    assert done.stderr == f"hotprefix: {path}: 3 faults of 2 kinds\n"
+    good = trace("check", "sample:agents")
+    assert "348 requests, no fault found" in good.stderr
+    assert good.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["info", "convert", "generate", "check", "fit"])
+def test_help_has_an_example(trace: Trace, command: str) -> None:
+    assert f"Example: hotprefix trace {command} " in trace(command, "--help").stdout
