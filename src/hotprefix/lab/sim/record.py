@@ -24,7 +24,8 @@ def new_row(item: Item, name: str, instance: int, now: float, queue_depth: int) 
     request = item.request
     row = _EMPTY.copy()
     row.update(
-        id=name, session=request.session, kind=request.kind, instance=instance, outcome="unfinished",
+        id=name, trace_id=request.id, session=request.session, kind=request.kind, instance=instance,
+        outcome="unfinished",
         input_tokens=request.input_length, output_tokens=0, asked_output_tokens=request.output_length,
         ideal_tokens=item.ideal_tokens, heat=item.heat, queue_depth=queue_depth, arrival_s=now,
         retractions=0, requeue_s=0.0,

@@ -12,7 +12,8 @@ from typing import Final
 import polars as pl
 
 REQUEST_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
-    "id": pl.String,
+    "id": pl.String,  # by order of arrival
+    "trace_id": pl.String,  # the request's id in the trace
     "session": pl.String,
     "kind": pl.String,
     "instance": pl.Int32,
