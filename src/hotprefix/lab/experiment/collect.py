@@ -17,10 +17,11 @@ import polars as pl
 from hotprefix import __version__
 from hotprefix.lab.cost.model import CostModel, ErrorOf
 from hotprefix.lab.experiment.assess import assess
-from hotprefix.lab.experiment.plan import Plan, ReplayTask
+from hotprefix.lab.experiment.plan import Plan
 from hotprefix.lab.experiment.result import Arm, Condition, CostLabel, ExperimentResult, Problem, Provenance
 from hotprefix.lab.experiment.spec import Variant
 from hotprefix.lab.experiment.store import RunStore
+from hotprefix.lab.experiment.task import ReplayTask
 from hotprefix.lab.experiment.variants import arms
 from hotprefix.lab.experiment.workload import Survey
 from hotprefix.lab.sections import Run

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from hotprefix.errors import InputError
 from hotprefix.lab.experiment.explain import explain, nearest
-from hotprefix.lab.experiment.spec import Experiment, Settings
+from hotprefix.lab.experiment.settings import Settings
+from hotprefix.lab.experiment.spec import Experiment
 from hotprefix.lab.experiment.variants import check, put
 
 SETTINGS = frozenset(Settings.model_fields)
@@ -120,7 +121,7 @@ def _refuse_varied(raw: dict[str, Any], key: str) -> None:
         for other in keys if isinstance(keys, dict) else ():
             if other == key or other.startswith(f"{key}.") or key.startswith(f"{other}."):
                 raise InputError(
-                    f"{key}: {who} of this experiment sets {other}; change it in the file", param="set"
+                    f"{key}: {who} sets {other}; change it in the experiment's file", param="set"
                 )
 
 

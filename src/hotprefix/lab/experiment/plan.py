@@ -1,4 +1,4 @@
-"""From an experiment to the runs it takes. Owns: `Plan`, `ReplayTask`, and their hashes.
+"""From an experiment to the runs it takes. Owns: `Plan`, and the hashes.
 
 Rules: what a run is follows from its resolved settings, with nothing left to defaults of another version: its
 key is the SHA-256 over them, the trace's identity, the cost model, the seed and hotprefix' version. The
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,60 +17,15 @@ from hotprefix import __version__
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.cost.presets import load_cost
-from hotprefix.lab.experiment.spec import Experiment, Settings
-from hotprefix.lab.experiment.store import Output
+from hotprefix.lab.experiment.settings import Settings
+from hotprefix.lab.experiment.spec import Experiment
+from hotprefix.lab.experiment.task import ReplayTask
 from hotprefix.lab.experiment.variants import arms, kernel, settings
 from hotprefix.lab.experiment.workload import Survey, identity, open_workload, survey
-from hotprefix.lab.sim.simulate import Replay, simulate
 from hotprefix.lab.sim.workload import Loop
 
 PAGE_SIZE = 16  # where a trace has no blocks
 Place = tuple[str, str]  # condition, arm
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayTask:
-    """One replay. Travels to another process; equal keys mean equal results."""
-
-    key: str
-    settings: Settings
-    kernel: KernelConfig
-    cost: CostModel
-    loop: Loop
-    seed: int
-
-    def run(self, progress: Callable[[int], None]) -> Output:
-        """Replay. Raises InputError (the trace) and what the simulator raises."""
-        chosen, load = self.settings, self.settings.load
-        trace = open_workload(chosen.trace, load, self.seed)
-        replay = Replay(
-            kernel=self.kernel,
-            cost=self.cost,
-            instances=chosen.cluster.instances,
-            route=chosen.cluster.route,
-            storage_pages=chosen.cluster.storage_pages,
-            loop=self.loop,
-            concurrency=load.concurrency if self.loop is Loop.CLOSED else None,
-            speed=load.speed,
-            horizon_s=load.horizon_s,
-            warm_up=load.warm_up,
-            window_s=chosen.window_s,
-        )
-        tables = simulate(
-            replay,
-            trace,
-            seed=self.seed,
-            block_size=trace.block_size,
-            progress=lambda done, _: progress(done),
-        )
-        return Output(
-            {"requests": tables.requests, "windows": tables.windows, "links": tables.links},
-            {
-                "virtual_s": tables.virtual_s,
-                "wall_s": tables.wall_s,
-                "counters": [asdict(counters) for counters in tables.counters],
-            },
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.experiment.explain import explain, nearest
-from hotprefix.lab.experiment.spec import Experiment, HypothesisSpec, Settings, Variant
+from hotprefix.lab.experiment.settings import Settings
+from hotprefix.lab.experiment.spec import Experiment, HypothesisSpec, Variant
 
 _KERNEL = TypeAdapter(KernelConfig)
 _KERNEL_KEYS = frozenset(KernelConfig.__dataclass_fields__) - {"total_pages"}

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hotprefix.errors import InputError
-from hotprefix.lab.experiment.spec import LoadSpec, TraceSpec
+from hotprefix.lab.experiment.settings import LoadSpec, TraceSpec
 from hotprefix.lab.trace.agents import Assumed, SessionStarts
+from hotprefix.lab.trace.generate.registry import generate_trace
 from hotprefix.lab.trace.info import TraceInfo, info
 from hotprefix.lab.trace.open import SAMPLES, open_trace
 from hotprefix.lab.trace.problems import require_prefixes, require_sessions
@@ -25,9 +26,7 @@ from hotprefix.lab.trace.record import Provenance, Trace, TraceRequest
 def open_workload(spec: TraceSpec, load: LoadSpec, seed: int) -> Trace:
     """The trace. seed: of generators and of session starts. Raises InputError."""
     if spec.generate is not None:
-        from hotprefix.lab.trace.generate import generate
-
-        trace: Trace = generate(spec.generate, spec.params, seed=seed, limit=spec.limit)
+        trace: Trace = generate_trace(spec.generate, spec.params, seed=seed, limit=spec.limit)
     else:
         trace = open_trace(
             spec.source or "",

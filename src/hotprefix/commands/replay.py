@@ -1,0 +1,88 @@
+"""`hotprefix replay`. Owns: its arguments.
+
+Rules: progress and the summary's table go to stderr, results to files in --out, with `--json` to stdout too.
+A run that failed is told at the end, after everything that worked was written, and makes the status 1.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hotprefix.errors import InputError
+
+stderr = Console(stderr=True)
+
+
+def replay(
+    experiment: Annotated[str | None, typer.Argument(help="A shipped name (--list) or a .toml file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results; a sweep continues there.")] = None,
+    trace: Annotated[str | None, typer.Option(help="Trace file instead of the experiment's.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the trace's first so many requests.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Seeds 1 to so many.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example load.concurrency=32.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; default: one a core.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Run through Ray, started here.")] = False,
+    ray_address: Annotated[str | None, typer.Option(help="Run on this Ray cluster (or: auto).")] = None,
+    force: Annotated[bool, typer.Option(help="Take over --out from another experiment.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the shipped experiments.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout too.")] = False,
+) -> None:
+    """Replay a trace under several policies and say which claims hold.
+
+    Example: hotprefix replay refresh-off-on --out out/refresh
+    """
+    from hotprefix.lab.experiment.load import Changes, load, shipped
+
+    if list_:
+        questions = {name: load(name).question for name in shipped()}
+        typer.echo(jsonlib.dumps(questions, indent=1) if json else _table(questions))
+        return
+    if experiment is None or out is None:
+        raise InputError("give an experiment and --out DIR (experiments: hotprefix replay --list)")
+    from hotprefix.lab.experiment.ray_sweep import LOCAL
+    from hotprefix.lab.experiment.run import run
+    from hotprefix.report.replay.write import write
+
+    found = run(
+        load(experiment, Changes(trace, limit, seeds, tuple(set_ or ()))),
+        out,
+        stderr,
+        jobs=jobs,
+        ray=ray_address or (LOCAL if ray else None),
+        force=force,
+        command=_command(experiment, trace, limit, seeds, set_ or []),
+    )
+    write(found, out, stderr)
+    if json:
+        typer.echo((out / "summary.json").read_text(encoding="utf-8"), nl=False)
+    if found.problems:
+        stderr.print(
+            f"{len(found.problems)} runs have no result; the same command tries them again", style="red"
+        )
+        raise typer.Exit(1)
+
+
+def _table(questions: dict[str, str]) -> str:
+    width = max(map(len, questions))
+    return "\n".join(f"{name:{width}}  {question}" for name, question in questions.items())
+
+
+def _command(
+    experiment: str, trace: str | None, limit: int | None, seeds: int | None, sets: list[str]
+) -> str:
+    """What gives these results again."""
+    words = ["hotprefix", "replay", experiment]
+    for option, value in (("--trace", trace), ("--limit", limit), ("--seeds", seeds)):
+        if value is not None:
+            words += [option, str(value)]
+    for one in sets:
+        words += ["--set", one]
+    return shlex.join([*words, "--out", "DIR"])

@@ -1,0 +1,62 @@
+"""One replay as a task for a sweep. Owns: `ReplayTask`.
+
+Rule: it is all a process needs to do the run, and imports no more than that: each run pays for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from hotprefix.kernel.config import KernelConfig
+from hotprefix.lab.cost.model import CostModel
+from hotprefix.lab.experiment.settings import Settings
+from hotprefix.lab.experiment.store import Output
+from hotprefix.lab.experiment.workload import open_workload
+from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.workload import Loop
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayTask:
+    """One replay. Travels to another process; equal keys mean equal results."""
+
+    key: str
+    settings: Settings
+    kernel: KernelConfig
+    cost: CostModel
+    loop: Loop
+    seed: int
+
+    def run(self, progress: Callable[[int], None]) -> Output:
+        """Replay. Raises InputError (the trace) and what the simulator raises."""
+        chosen, load = self.settings, self.settings.load
+        trace = open_workload(chosen.trace, load, self.seed)
+        replay = Replay(
+            kernel=self.kernel,
+            cost=self.cost,
+            instances=chosen.cluster.instances,
+            route=chosen.cluster.route,
+            storage_pages=chosen.cluster.storage_pages,
+            loop=self.loop,
+            concurrency=load.concurrency if self.loop is Loop.CLOSED else None,
+            speed=load.speed,
+            horizon_s=load.horizon_s,
+            warm_up=load.warm_up,
+            window_s=chosen.window_s,
+        )
+        tables = simulate(
+            replay,
+            trace,
+            seed=self.seed,
+            block_size=trace.block_size,
+            progress=lambda done, _: progress(done),
+        )
+        return Output(
+            {"requests": tables.requests, "windows": tables.windows, "links": tables.links},
+            {
+                "virtual_s": tables.virtual_s,
+                "wall_s": tables.wall_s,
+                "counters": [asdict(counters) for counters in tables.counters],
+            },
+        )
