@@ -35,8 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare(folder: Path) -> Iterator[Bare]:
     with one_thread():
         model = reference_model("Llama")
-        files = save(model, folder)
-        yield Bare.of(files, load_like(model, folder), 128, PAGE)
+        yield Bare.of("tiny", load_like(model, folder), 128, PAGE)
 
 
 def bench(bare: Bare, **config: int) -> Bench:

@@ -7,6 +7,8 @@ KV pool: one at a time.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +19,13 @@ from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.live import TokensOnly
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo
-from hotprefix.engine.model.files import ModelFiles, resolve_model
+from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.model.loader import LoadedModel, load_model
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.torch_executor import TorchExecutor
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import KernelConfig
+from hotprefix.kernel.events import Sink
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,18 @@ class Bare:
             torch.set_num_threads(threads)
         files = resolve_model(model)
         progress(f"loading {files.name}")
-        return cls.of(files, load_model(
+        loaded = load_model(
             files, dtype, device, progress=lambda stage, share: progress(f"{stage}: {share:.0%}")
-        ), pages, page_size)  # fmt: skip
+        )
+        return cls.of(files.name, loaded, pages, page_size)
 
     @classmethod
-    def of(cls, files: ModelFiles, loaded: LoadedModel, pages: int, page_size: int) -> Bare:
+    def of(cls, name: str, loaded: LoadedModel, pages: int, page_size: int) -> Bare:
         """With a pool of its own for a loaded model. Raises ConfigError where the memory is not there."""
         decoder = loaded.decoder
         pool = KVPool.allocate(decoder.config, pages, page_size, decoder.dtype, decoder.device)
         sampler = Sampler(decoder.config.vocab_size, decoder.device)
-        return cls(files.name, loaded, pool, TorchExecutor(decoder, pool, sampler))
+        return cls(name, loaded, pool, TorchExecutor(decoder, pool, sampler))
 
     @property
     def dtype(self) -> str:
@@ -76,11 +80,27 @@ class Bare:
         return self.loaded.decoder.config.vocab_size
 
     @property
+    def positions(self) -> int:
+        """Of the model's context."""
+        return self.loaded.decoder.config.max_positions
+
+    @property
     def max_positions(self) -> int:
         """Prompt plus outputs of one request, at most: the model's context, or the pool's."""
-        return min(self.loaded.decoder.config.max_positions, self.pool.pages * self.pool.page_size)
+        return min(self.positions, self.pool.pages * self.pool.page_size)
 
-    def loop(self, kernel: KernelConfig, executor: Executor | None = None) -> EngineLoop:
+    def with_pool(self, pages: int, page_size: int) -> Bare:
+        """The same model with another pool. Raises ConfigError where the memory is not there."""
+        return Bare.of(self.name, self.loaded, pages, page_size)
+
+    def loop(
+        self,
+        kernel: KernelConfig,
+        executor: Executor | None = None,
+        *,
+        sink: Sink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> EngineLoop:
         """A fresh loop. executor: what stands before this one's and passes plans on to it. Raises
         ConfigError where the kernel's pages are not the pool's."""
         if kernel.page_size != self.pool.page_size or kernel.total_pages > self.pool.pages:
@@ -91,7 +111,7 @@ class Bare:
         tokens = kernel.total_pages * kernel.page_size
         info = EngineInfo(
             model=self.name,
-            max_model_len=min(self.loaded.decoder.config.max_positions, tokens),
+            max_model_len=min(self.positions, tokens),
             vocab_size=self.vocab_size,
             page_size=kernel.page_size,
             kv_tokens=tokens,
@@ -103,4 +123,6 @@ class Bare:
             fingerprint=self.loaded.fingerprint,
             eos_ids=(),
             make_text=lambda _: TokensOnly(),
+            sink=sink,
+            clock=clock,
         )

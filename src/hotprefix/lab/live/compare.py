@@ -1,0 +1,153 @@
+"""What two runs of one workload have in common. Owns: `Level`, `compare`, and the replay of a live order.
+
+Rules (lab.md, *Believing it*): reuse is compared request by request and has to be equal; errors of times are
+simulated minus live, so a plus means that the simulator thinks the engine slower than it is. Where requests
+reuse other tokens, the reason is shown and not assumed: with the live run's order of arrivals and steps,
+and no times at all, the simulator has to decide the same to the last event.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from hotprefix.kernel.config import KernelConfig
+from hotprefix.lab.cost.model import CostModel
+from hotprefix.lab.live.run import Record, Run, simulated
+from hotprefix.lab.live.shape import at
+from hotprefix.lab.sim.workload import Loop
+from hotprefix.lab.trace.record import TraceRequest
+
+METHOD: Final = "linear"  # of every percentile here, by numpy's name
+TIMES: Final = (
+    ("TTFT", pl.col("first_token_s") - pl.col("arrival_s")),
+    ("queue time", pl.col("admit_s") - pl.col("arrival_s")),
+    ("completion", pl.col("finish_s") - pl.col("arrival_s")),
+)
+SMALLEST_S: Final = 1e-2  # below it a relative error says nothing
+STEP_OF_ONE: Final = CostModel(
+    name="one second a step", source="the order of a live run", model="any", dtype="any", hardware="any",
+    date=dt.date(1970, 1, 1), base_s=1.0, prefill_token_s=0.0, prefill_context_s=0.0, decode_s=0.0,
+    decode_context_s=0.0, scheduler_base_s=0.0, scheduler_running_s=0.0, scheduler_waiting_s=0.0,
+    kv_token_bytes=1,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TimeError:
+    """One time's percentiles, seconds. error_*: simulated minus live; relative_*: that as a share of live,
+    None where live is below SMALLEST_S. typical_s: median over requests of the absolute error."""
+
+    name: str
+    live_p50_s: float
+    live_p95_s: float
+    error_p50_s: float
+    error_p95_s: float
+    relative_p50: float | None
+    relative_p95: float | None
+    typical_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """A request that reused other tokens live than simulated."""
+
+    request: str
+    live: int
+    simulated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One load. load: share of saturation, None where requests come one by one or all at once. reused:
+    tokens, live. steps_equal: leading steps that are the same. events_equal: all events are. order_parity:
+    with the live order every event is (None for one by one, where the order is given). diverged: the first
+    event that differs, live and simulated."""
+
+    name: str
+    load: float | None
+    requests: int
+    makespan_s: float
+    input_tokens: int
+    reused: int
+    differ: tuple[Reuse, ...]
+    steps_live: int
+    steps_simulated: int
+    steps_equal: int
+    events_equal: bool
+    order_parity: bool | None
+    diverged: tuple[str, str] | None
+    times: tuple[TimeError, ...]
+
+
+def compare(name: str, load: float | None, live: Run, predicted: Run, order_parity: bool | None) -> Level:
+    """What of `predicted` came true."""
+    reused, expected = live.requests["cached_l1"], predicted.requests["cached_l1"]
+    return Level(
+        name=name,
+        load=load,
+        requests=len(reused),
+        makespan_s=live.makespan_s,
+        input_tokens=int(live.requests["input_tokens"].sum()),
+        reused=int(reused.sum()),
+        differ=tuple(
+            Reuse(request, a, b)
+            for request, a, b in zip(live.requests["id"], reused, expected, strict=True)
+            if a != b
+        ),
+        steps_live=len(live.steps),
+        steps_simulated=len(predicted.steps),
+        steps_equal=_common(live.steps, predicted.steps),
+        events_equal=live.events == predicted.events,
+        order_parity=order_parity,
+        diverged=_divergence(live.events, predicted.events),
+        times=tuple(_time_error(name, of, live, predicted) for name, of in TIMES),
+    )
+
+
+def same_in_order(kernel: KernelConfig, requests: Sequence[TraceRequest], block_size: int, live: Run) -> bool:
+    """Whether the simulator, told only before which step each request came, does what the engine did."""
+    ordered = at(requests, [float(step) for step in live.before])
+    return simulated(kernel, STEP_OF_ONE, ordered, block_size, Loop.OPEN).events == live.events
+
+
+def _time_error(name: str, of: pl.Expr, live: Run, predicted: Run) -> TimeError:
+    real = live.requests.select(of).to_series().to_numpy()
+    guess = predicted.requests.select(of).to_series().to_numpy()
+    (p50, p95), (guess_p50, guess_p95) = (
+        tuple(float(v) for v in np.percentile(values, (50, 95), method=METHOD)) for values in (real, guess)
+    )
+    return TimeError(
+        name, p50, p95, guess_p50 - p50, guess_p95 - p95, _share(guess_p50 - p50, p50),
+        _share(guess_p95 - p95, p95), float(np.median(np.abs(guess - real))),
+    )  # fmt: skip
+
+
+def _share(error: float, of: float) -> float | None:
+    return None if of < SMALLEST_S else error / of
+
+
+def _common(left: Sequence[Record], right: Sequence[Record]) -> int:
+    """Length of the common beginning."""
+    for i, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return i
+    return min(len(left), len(right))
+
+
+def _divergence(live: Sequence[Record], predicted: Sequence[Record]) -> tuple[str, str] | None:
+    if live == predicted:
+        return None
+    first = _common(live, predicted)
+    return _told(live, first), _told(predicted, first)
+
+
+def _told(events: Sequence[Record], index: int) -> str:
+    if index >= len(events):
+        return "nothing more"
+    return ", ".join(f"{key} {value}" for key, value in events[index].items())

@@ -1,0 +1,113 @@
+"""A trace small enough to be run for real. Owns: `small`, and the two ways in which its requests arrive.
+
+Rules: what is shared stays shared: a block of the trace becomes a block of fewer tokens and keeps its id, so
+only lengths shrink. Prompts must not depend on what a model says, so recorded answers
+go. Requests that the engine could never run are left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hotprefix.errors import InputError
+from hotprefix.lab.trace.record import Trace, TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """requests: in order of arrival. left_out: requests longer than the engine takes."""
+
+    requests: tuple[TraceRequest, ...]
+    block_size: int
+    left_out: int
+
+    @property
+    def largest(self) -> int:
+        """Positions of the longest request."""
+        return max(r.input_length + r.output_length for r in self.requests)
+
+    @property
+    def distinct_tokens(self) -> int:
+        """Tokens of all different blocks."""
+        return len({(r.namespace, int(b)) for r in self.requests for b in r.blocks}) * self.block_size
+
+    def first(self, count: int) -> Small:
+        return replace(self, requests=self.requests[:count])
+
+
+def small(trace: Trace, block: int, positions: int, outputs: int, limit: int) -> Small:
+    """The first `limit` requests, `block` tokens a block, with at most so many outputs. positions: of the
+    engine's context. Sessions take turns where requests have no recorded arrival. Raises InputError for a
+    trace without prefixes or one of which nothing fits."""
+    if not trace.has_prefixes:
+        raise InputError(f"{trace.name}: no prefixes are recorded, so there is no reuse to compare")
+    shrunk, left_out = [], 0
+    for request in trace:
+        made = _shrunk(request, trace.block_size, block, outputs)
+        if made.input_length + made.output_length > positions:
+            left_out += 1
+            continue
+        shrunk.append(made)
+        if len(shrunk) == limit:
+            break
+    if not shrunk:
+        raise InputError(
+            f"{trace.name}: none of {left_out} requests fits {positions} positions at {block} tokens a "
+            "block: give a smaller block",
+            param="block",
+        )
+    return Small(tuple(_without_sessions(shrunk)), block, left_out)
+
+
+def _shrunk(request: TraceRequest, recorded: int, block: int, outputs: int) -> TraceRequest:
+    full, rest = divmod(request.input_length, recorded)
+    return replace(
+        request,
+        input_length=full * block + -(-rest * block // recorded),
+        output_length=max(1, min(outputs, -(-request.output_length * block // recorded))),
+        output_blocks=None,
+    )
+
+
+def _without_sessions(requests: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """In order of arrival, or session by session in turn, each request on its own."""
+    plain = [replace(r, session=None, parent=None, think_s=None, kind=None) for r in requests]
+    if all(r.arrival_s is not None for r in requests):
+        return sorted(plain, key=lambda r: r.arrival_s or 0.0)
+    queues: dict[str | None, deque[TraceRequest]] = {}
+    for request, alone in zip(requests, plain, strict=True):
+        queues.setdefault(request.session, deque()).append(alone)
+    order = []
+    while queues:
+        for session in list(queues):
+            order.append(queues[session].popleft())
+            if not queues[session]:
+                del queues[session]
+    return order
+
+
+def arriving(requests: Sequence[TraceRequest], span_s: float, seed: int) -> tuple[TraceRequest, ...]:
+    """At random (exponential gaps), the last one at `span_s`."""
+    gaps = np.random.default_rng(seed).exponential(size=len(requests))
+    times = span_s * np.cumsum(gaps) / gaps.sum()
+    return at(requests, [float(t) for t in times])
+
+
+def at(requests: Sequence[TraceRequest], times: Sequence[float]) -> tuple[TraceRequest, ...]:
+    """Each at its time."""
+    return tuple(replace(r, arrival_s=t) for r, t in zip(requests, times, strict=True))
+
+
+def one_by_one(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:
+    """Each as soon as the one before has ended: one session, no time to think (closed loop)."""
+    before = [None, *(r.id for r in requests[:-1])]
+    return tuple(
+        replace(
+            r, session="one by one", parent=parent, arrival_s=0.0 if parent is None else None, think_s=0.0
+        )
+        for r, parent in zip(requests, before, strict=True)
+    )
