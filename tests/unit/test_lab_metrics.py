@@ -10,7 +10,7 @@ import pytest
 
 from hotprefix.errors import ConfigError
 from hotprefix.lab.buckets import buckets
-from hotprefix.lab.figures import percentile
+from hotprefix.lab.figures import Floats, percentiles
 from hotprefix.lab.metric_names import GROUPS, METRICS, REQUEST_METRICS, known
 from hotprefix.lab.metrics import Slo, beyond_horizon, metrics
 from hotprefix.lab.sections import Run
@@ -19,6 +19,10 @@ from tests.support.tables import UNSERVED, links, request, requests, window, win
 NO_TIME, NO_LINKS = windows(), links()
 NO_SLO = Slo()
 REJECTED = UNSERVED | {"outcome": "rejected", "instance": None}
+
+
+def percentile(values: Floats, beyond: int, q: float) -> float | None:
+    return percentiles(values, beyond, (q,))[0]
 
 
 def of(*rows: dict[str, object], slo: Slo = NO_SLO, **more: float) -> dict[str, float | None]:

@@ -6,12 +6,14 @@ without requests has no row. Every request is in one bucket of each kind (by ins
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
 import polars as pl
 
-from hotprefix.lab.metrics import Slo, last_moment, offered_span, request_metrics
+from hotprefix.lab.metrics import Rows, Slo, last_moment, offered_span, only, request_metrics, request_rows
 from hotprefix.lab.sections import Run
 
 EDGES: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
@@ -36,23 +38,22 @@ def buckets(run: Run, slo: Slo) -> pl.DataFrame:
     """BUCKET_COLUMNS of one replay."""
     end = last_moment(run.requests, run.windows) if run.end_s is None else run.end_s
     span = offered_span(run.requests)
-    rows = []
-    for by, order, name, part in _parts(run.requests):
+    table = []
+    for by, order, name, part in _parts(request_rows(run.requests)):
         found = request_metrics(part, slo, span, end)
-        rows.append({"by": by, "order": order, "bucket": name, **{f: found[f] for f in FIGURES}})
-    return pl.DataFrame(rows, schema=BUCKET_COLUMNS)
+        table.append({"by": by, "order": order, "bucket": name, **{f: found[f] for f in FIGURES}})
+    return pl.DataFrame(table, schema=BUCKET_COLUMNS)
 
 
-def _parts(requests: pl.DataFrame) -> Iterator[tuple[str, int, str, pl.DataFrame]]:
+def _parts(rows: Rows) -> Iterator[tuple[str, int, str, Rows]]:
     """(kind, order, name, requests) of every bucket that has requests."""
     for by, (column, edges) in EDGES.items():
         for order, (low, high) in enumerate(zip(edges, (*edges[1:], None), strict=True)):
-            inside = pl.col(column) >= low
-            part = requests.filter(inside if high is None else inside & (pl.col(column) < high))
-            if not part.is_empty():
-                yield by, order, _name(low, high), part
-    for (instance,), part in requests.drop_nulls("instance").group_by("instance", maintain_order=True):
-        yield "instance", int(str(instance)), str(instance), part
+            inside = (rows[column] >= low) & (rows[column] < (math.inf if high is None else high))
+            if inside.any():
+                yield by, order, _name(low, high), only(rows, inside)
+    for instance in np.unique(rows["instance"][~np.isnan(rows["instance"])]):
+        yield "instance", int(instance), f"{instance:.0f}", only(rows, rows["instance"] == instance)
 
 
 def _name(low: int, high: int | None) -> str:

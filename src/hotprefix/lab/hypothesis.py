@@ -75,9 +75,9 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One claim and the rule that decides it. id, claim: for people. arm, baseline, condition: names.
-    needs: preconditions; give THRASH, NO_THRASH or your own. confidence: of the intervals together.
-    Raises ConfigError."""
+    """One claim and the rule that decides it. id, claim, why (where its amounts come from): for people. arm,
+    baseline, condition: names. needs: preconditions; give THRASH, NO_THRASH or your own. confidence: of the
+    intervals together. Raises ConfigError."""
 
     id: str
     claim: str
@@ -91,6 +91,7 @@ class Hypothesis:
     equal: tuple[Tolerance, ...] = ()
     needs: tuple[Need, ...] = ()
     confidence: float = 0.95
+    why: str = ""
 
     def __post_init__(self) -> None:
         where = f"hypothesis {self.id!r}"

@@ -14,23 +14,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from hotprefix.errors import ConfigError
-from hotprefix.lab.figures import Figures, mean, most, percentile, ratio, total, worst
-from hotprefix.lab.metric_names import GROUPS, METRICS
+from hotprefix.lab.figures import Figures, Floats, columns, mean, most, percentiles, ratio, worst
+from hotprefix.lab.metric_names import METRICS
 from hotprefix.lab.window_metrics import link_metrics, window_metrics
 
-QUANTILES = (50, 95, 99)
-HOT = pl.col("ideal_tokens") * 2 >= pl.col("input_tokens")
+QUANTILES: Final = (50, 95, 99)
+_COLUMNS: Final[tuple[str | pl.Expr, ...]] = (
+    "instance", "input_tokens", "output_tokens", "ideal_tokens", "heat", "queue_depth", "arrival_s",
+    "admit_s", "prefill_start_s", "first_token_s", "finish_s", "requeue_s", "matched_at_enqueue",
+    "matched_at_admission", "retained_tokens", "restored_l2_tokens", "restored_l3_tokens",
+    "recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens", "retractions",
+    *((pl.col("outcome") == name).alias(name) for name in ("finished", "unfinished", "rejected")),
+)  # fmt: skip
 
-_TTFT = pl.col("first_token_s") - pl.col("arrival_s")
-_COMPLETION = pl.col("finish_s") - pl.col("arrival_s")
-_TPOT = pl.when(pl.col("output_tokens") > 1).then(
-    (pl.col("finish_s") - pl.col("first_token_s")) / (pl.col("output_tokens") - 1)
-)
+Rows = dict[str, Floats]  # columns of requests; NaN where a thing did not happen; outcomes as 0 and 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +67,30 @@ def metrics(
     """Every name of METRICS for one replay. requests, windows, links: columns of lab.sim.rows. page_tokens:
     tokens of a page. span_s: offered span, None = from the arrivals. end_s: when the replay ended, None =
     the latest time in the tables."""
+    rows = request_rows(requests)
     span = offered_span(requests) if span_s is None else span_s
     end = last_moment(requests, windows) if end_s is None else end_s
-    found = request_metrics(requests, slo, span, end)
-    groups = {"hot": requests.filter(HOT), "cold": requests.filter(~HOT)}
-    for name in GROUPS:
-        found |= {f"{name}.{k}": v for k, v in request_metrics(groups[name], slo, span, end).items()}
+    hot = rows["ideal_tokens"] * 2 >= rows["input_tokens"]
+    groups = {"hot": only(rows, hot), "cold": only(rows, ~hot)}
+    found = request_metrics(rows, slo, span, end)
+    for name, part in groups.items():
+        found |= {f"{name}.{k}": v for k, v in request_metrics(part, slo, span, end).items()}
     found |= window_metrics(windows, page_tokens)
-    found |= _instances(requests, slo, span, end)
-    found["worst_group_ttft_p95_s"] = worst(
-        found[f"{name}.ttft_p95_s"] for name in GROUPS if not groups[name].is_empty()
-    )
+    found |= _instances(rows, slo)
+    present = [name for name, part in groups.items() if len(part["arrival_s"])]
+    found["worst_group_ttft_p95_s"] = worst(found[f"{name}.ttft_p95_s"] for name in present)
     found |= link_metrics(links)
     assert found.keys() == METRICS.keys()
     return {name: None if value is None else float(value) for name, value in found.items()}
+
+
+def request_rows(requests: pl.DataFrame) -> Rows:
+    """The request table as arrays."""
+    return columns(requests, _COLUMNS)
+
+
+def only(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
+    return {name: values[chosen] for name, values in rows.items()}
 
 
 def beyond_horizon(name: str, found: Figures) -> bool:
@@ -88,112 +102,121 @@ def beyond_horizon(name: str, found: Figures) -> bool:
 
 def offered_span(requests: pl.DataFrame) -> float | None:
     """Seconds from the first arrival to the last; None for fewer than two requests."""
-    if requests.height < 2:
-        return None
     arrivals = requests["arrival_s"].to_numpy()
-    return float(arrivals.max() - arrivals.min())
+    return float(arrivals.max() - arrivals.min()) if len(arrivals) > 1 else None
 
 
 def last_moment(requests: pl.DataFrame, windows: pl.DataFrame) -> float:
     """The latest time that either table knows, seconds; 0 for empty tables."""
-    latest = [most(requests[c]) for c in ("arrival_s", "admit_s", "first_token_s", "finish_s")]
-    latest.append(most(windows["start_s"] + windows["seconds"]))
-    return max((t for t in latest if t is not None), default=0.0)
+    stamps = columns(requests, ("arrival_s", "admit_s", "first_token_s", "finish_s")).values()
+    ends = (windows["start_s"] + windows["seconds"]).to_numpy()
+    return max((t for t in map(most, (*stamps, ends)) if t is not None), default=0.0)
 
 
-def times(name: str, measured: pl.Series, so_far: pl.Series, beyond: int) -> Figures:
-    """Mean and percentiles of a latency. measured: its values; so_far: the time that unfinished requests
-    have waited; beyond: requests, those among them, whose value lies beyond the measured."""
-    values = measured.drop_nulls().to_numpy().astype(np.float64)
-    every = np.concatenate([values, so_far.drop_nulls().to_numpy()])
-    found: Figures = {f"{name}_mean_s": float(every.mean()) if len(every) else None}
-    return found | {f"{name}_p{q}_s": percentile(values, beyond, q) for q in QUANTILES}
-
-
-def request_metrics(requests: pl.DataFrame, slo: Slo, span: float | None, end: float) -> Figures:
+def request_metrics(rows: Rows, slo: Slo, span: float | None, end: float) -> Figures:
     """REQUEST_METRICS of a group of requests. span: offered span, end: when the replay ended, seconds."""
     return (
-        _outcomes(requests, slo, span, end)
-        | _latencies(requests, end)
-        | _chain(requests.filter(pl.col("matched_at_admission").is_not_null()))
-        | _sources(requests.filter(pl.col("prefill_start_s").is_not_null()))
+        _outcomes(rows, slo, span, end)
+        | _latencies(rows, end)
+        | _chain(only(rows, ~np.isnan(rows["matched_at_admission"])))
+        | _sources(only(rows, ~np.isnan(rows["prefill_start_s"])))
     )
 
 
-def _outcomes(requests: pl.DataFrame, slo: Slo, span: float | None, end: float) -> Figures:
-    good = requests.filter(good_requests(slo)).height
-    late = None if slo.timeout_s is None else requests.filter(_timed_out(slo.timeout_s, end)).height
-    count = {
-        o: requests.filter(pl.col("outcome") == o).height for o in ("finished", "unfinished", "rejected")
-    }
-    n = requests.height
+def _outcomes(rows: Rows, slo: Slo, span: float | None, end: float) -> Figures:
+    good, n = float(good_requests(rows, slo).sum()), len(rows["arrival_s"])
+    late = None if slo.timeout_s is None else float(_timed_out(rows, slo.timeout_s, end).sum())
+    outcomes = {name: float(rows[name].sum()) for name in ("finished", "unfinished", "rejected")}
     return {
         "requests": n,
-        **count,
-        "finished_share": ratio(count["finished"], n),
+        **outcomes,
+        "finished_share": ratio(outcomes["finished"], n),
         "timeouts": late,
         "timeout_share": None if late is None else ratio(late, n),
         "good_requests": good,
         "slo_share": ratio(good, n),
         "goodput_rps": ratio(good, span),
-        "retractions": total(requests, "retractions"),
+        "retractions": float(rows["retractions"].sum()),
     }
 
 
-def good_requests(slo: Slo) -> pl.Expr:
-    """Whether a request finished within every objective; unfinished and rejected requests did not."""
-    limits = ((_TTFT, slo.ttft_s), (_TPOT.fill_null(0.0), slo.tpot_s), (_COMPLETION, slo.completion_s))
-    good = pl.col("outcome") == "finished"
+def good_requests(rows: Rows, slo: Slo) -> NDArray[np.bool_]:
+    """Which requests finished within every objective; unfinished and rejected requests did not."""
+    good: NDArray[np.bool_] = rows["finished"] > 0
+    limits = (
+        (rows["first_token_s"] - rows["arrival_s"], slo.ttft_s),
+        (np.nan_to_num(_tpot(rows)), slo.tpot_s),
+        (rows["finish_s"] - rows["arrival_s"], slo.completion_s),
+    )
     for value, limit in limits:
         if limit is not None:
-            good = good & (value <= limit).fill_null(False)
+            good = good & (value <= limit)
     return good
 
 
-def _timed_out(timeout_s: float, end: float) -> pl.Expr:
-    until = pl.col("first_token_s").fill_null(end)
-    return (pl.col("outcome") != "rejected") & (until - pl.col("arrival_s") > timeout_s)
+def _tpot(rows: Rows) -> Floats:
+    """Seconds per output token after the first; NaN for requests with less than two, or unfinished."""
+    later = rows["output_tokens"] - 1
+    return (rows["finish_s"] - rows["first_token_s"]) / np.where(later > 0, later, np.nan)
 
 
-def _latencies(requests: pl.DataFrame, end: float) -> Figures:
+def _timed_out(rows: Rows, timeout_s: float, end: float) -> NDArray[np.bool_]:
+    until = np.where(np.isnan(rows["first_token_s"]), end, rows["first_token_s"])
+    late: NDArray[np.bool_] = (rows["rejected"] == 0) & (until - rows["arrival_s"] > timeout_s)
+    return late
+
+
+def _latencies(rows: Rows, end: float) -> Figures:
     """Queue wait, TTFT, completion, TPOT. A request that was never served lies beyond in each of the first
     three; TPOT is a figure of finished requests with two output tokens or more."""
     found: Figures = {}
-    served = requests.filter(pl.col("outcome") != "rejected")
+    accepted = rows["rejected"] == 0
     for name, stamp in (("queue_wait", "admit_s"), ("ttft", "first_token_s"), ("completion", "finish_s")):
-        reached = requests.filter(pl.col(stamp).is_not_null())
-        waiting = served.filter(pl.col(stamp).is_null())
-        measured = reached[stamp] - reached["arrival_s"]
-        found |= times(name, measured, end - waiting["arrival_s"], requests.height - reached.height)
-    found |= times("tpot", requests.select(v=_TPOT)["v"], pl.Series(dtype=pl.Float64), 0)
-    waits = served.select(v=pl.col("admit_s").fill_null(end) - pl.col("arrival_s"))["v"]
-    executed = requests.filter(pl.col("prefill_start_s").is_not_null())
-    found["requeue_mean_s"] = mean(executed["requeue_s"].fill_null(0.0))
-    found["oldest_wait_s"] = most(waits)
+        took, so_far = rows[stamp] - rows["arrival_s"], end - rows["arrival_s"]
+        reached = ~np.isnan(took)
+        found |= _times(name, took[reached], so_far[accepted & ~reached], int((~reached).sum()))
+    tpot = _tpot(rows)
+    found |= _times("tpot", tpot[~np.isnan(tpot)], tpot[:0], 0)
+    waits = np.where(np.isnan(rows["admit_s"]), end, rows["admit_s"]) - rows["arrival_s"]
+    executed = ~np.isnan(rows["prefill_start_s"])
+    found["requeue_mean_s"] = mean(np.nan_to_num(rows["requeue_s"][executed]))
+    found["oldest_wait_s"] = most(waits[accepted])
     return found
 
 
-def _chain(admitted: pl.DataFrame) -> Figures:
+def _times(name: str, measured: Floats, so_far: Floats, beyond: int) -> Figures:
+    """Mean and percentiles of a latency. so_far: the time that unfinished requests have waited; beyond:
+    requests, those among them, whose value lies beyond the measured."""
+    marks = percentiles(measured, beyond, QUANTILES)
+    return {
+        f"{name}_mean_s": mean(np.concatenate([measured, so_far])),
+        **{f"{name}_p{q}_s": mark for q, mark in zip(QUANTILES, marks, strict=True)},
+    }
+
+
+def _chain(admitted: Rows) -> Figures:
     """The match on arrival and what became of it until admission."""
-    hit, at_admission = total(admitted, "matched_at_enqueue"), total(admitted, "matched_at_admission")
+    sums = _sums(admitted)
+    hit, at_admission = sums["matched_at_enqueue"], sums["matched_at_admission"]
     found: Figures = {
         "enqueue_hit_tokens": hit,
         "admission_hit_tokens": at_admission,
         "net_l1_hit_loss_tokens": hit - at_admission,
         "net_l1_hit_loss_share": ratio(hit - at_admission, hit),
-        "lost_tokens": hit - total(admitted, "retained_tokens"),
+        "lost_tokens": hit - sums["retained_tokens"],
     }
     parts = ("retained", "restored_l2", "restored_l3", "recomputed")
-    return found | {f"{part}_share": ratio(total(admitted, f"{part}_tokens"), hit) for part in parts}
+    return found | {f"{part}_share": ratio(sums[f"{part}_tokens"], hit) for part in parts}
 
 
-def _sources(executed: pl.DataFrame) -> Figures:
+def _sources(executed: Rows) -> Figures:
     """Final sources of the prompt tokens of requests that were executed, and what was computed."""
-    tokens = total(executed, "input_tokens")
-    cached = {tier: total(executed, f"cached_{tier}") for tier in ("l1", "l2", "l3")}
-    reused, computed = sum(cached.values()), total(executed, "computed_tokens")
+    sums = _sums(executed)
+    tokens, computed = sums["input_tokens"], sums["computed_tokens"]
+    cached = {tier: sums[f"cached_{tier}"] for tier in ("l1", "l2", "l3")}
+    reused = sum(cached.values())
     # At least one token of a prompt is always computed, however much was seen before.
-    new = total(executed.select(v=(pl.col("input_tokens") - pl.col("ideal_tokens")).clip(1)), "v")
+    new = float(np.maximum(executed["input_tokens"] - executed["ideal_tokens"], 1).sum())
     return {
         "input_tokens": tokens,
         "reused_tokens": reused,
@@ -201,18 +224,27 @@ def _sources(executed: pl.DataFrame) -> Figures:
         "reuse_of_ideal": ratio(reused, tokens - new),
         **{f"cached_{tier}_share": ratio(amount, tokens) for tier, amount in cached.items()},
         "computed_tokens": computed,
-        "computed_per_request": ratio(computed, executed.height),
-        "rework_tokens": total(executed, "rework_tokens"),
+        "computed_per_request": ratio(computed, len(executed["arrival_s"])),
+        "rework_tokens": sums["rework_tokens"],
         "duplication_factor": ratio(computed, new),
     }
 
 
-def _instances(requests: pl.DataFrame, slo: Slo, span: float | None, end: float) -> Figures:
+def _instances(rows: Rows, slo: Slo) -> Figures:
     """The worst instance; rejected requests that reached none are left to the whole."""
-    parts = requests.filter(pl.col("instance").is_not_null()).partition_by("instance")
-    found = [_outcomes(part, slo, span, end) | _latencies(part, end) for part in parts]
-    shares = [f["slo_share"] for f in found if f["slo_share"] is not None]
+    shares, tails = [], []
+    for instance in np.unique(rows["instance"][~np.isnan(rows["instance"])]):
+        part = only(rows, rows["instance"] == instance)
+        took = part["first_token_s"] - part["arrival_s"]
+        reached = ~np.isnan(took)
+        tails += percentiles(took[reached], int((~reached).sum()), (95,))
+        shares.append(float(good_requests(part, slo).mean()))
     return {
-        "worst_instance_ttft_p95_s": worst(f["ttft_p95_s"] for f in found),
+        "worst_instance_ttft_p95_s": worst(tails),
         "worst_instance_slo_share": min(shares, default=None),
     }
+
+
+def _sums(rows: Rows) -> dict[str, float]:
+    """Of each column; what is not known adds nothing."""
+    return {name: float(np.nansum(values)) for name, values in rows.items()}

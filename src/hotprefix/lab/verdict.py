@@ -130,11 +130,12 @@ def _state(
         return (
             State.FAILS if worse else State.OPEN
         ), f"{name} {'is' if worse else 'may be'} worse than tolerated"
+    verb = "fall" if METRICS[name].better == "lower" else "rise"
     if low > 0 and gain >= amount:
-        return State.HOLDS, f"{name} improves"
+        return State.HOLDS, f"{name} {verb}s"
     if high < amount or high <= 0:
-        return State.FAILS, f"{name} does not improve{' by what matters' if low > 0 else ''}"
-    return State.OPEN, f"{name} may or may not improve"
+        return State.FAILS, f"{name} does not {verb}{' by what matters' if low > 0 else ''}"
+    return State.OPEN, f"{name} may or may not {verb}{' by what matters' if low > 0 else ''}"
 
 
 def _state_beyond(want: str, found: Comparison) -> tuple[State, str]:

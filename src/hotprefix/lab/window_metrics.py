@@ -7,44 +7,56 @@ what a step costs is the cost model's (terms.md: cached_tps is observed throughp
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
 import polars as pl
 
-from hotprefix.lab.figures import Figures, mean, most, percentile, ratio, total
+from hotprefix.lab.figures import Figures, Floats, columns, mean, most, percentiles, ratio
 from hotprefix.lab.metric_names import LINKS
+
+_COLUMNS: Final = (
+    "instance", "start_s", "seconds", "prefill_s", "decode_s", "scheduler_s", "cached_tokens",
+    "computed_tokens", "refresh_touches", "evicted_pages", "stalls",
+)  # fmt: skip
+_AMOUNTS: Final = ("bytes", "seconds", "transfers", "failures", "cancels")
 
 
 def window_metrics(windows: pl.DataFrame, page_tokens: int) -> Figures:
     """Throughput, busy shares and the cache's counters."""
-    start = windows["start_s"].to_numpy()
-    span = float((start + windows["seconds"].to_numpy()).max() - start.min()) if len(start) else 0.0
-    time = span * windows["instance"].n_unique()
-    evicted = total(windows, "evicted_pages")
-    busy = windows.group_by("instance").agg(v=pl.col("prefill_s").sum() + pl.col("decode_s").sum())["v"]
+    rows = columns(windows, _COLUMNS)
+    start, stop = rows["start_s"], rows["start_s"] + rows["seconds"]
+    span = float(stop.max() - start.min()) if len(start) else 0.0
+    instances, place = np.unique(rows["instance"], return_inverse=True)
+    time = span * len(instances)
+    sums = {name: float(values.sum()) for name, values in rows.items()}
+    busy = np.zeros(len(instances))
+    np.add.at(busy, place, rows["prefill_s"] + rows["decode_s"])
     worst, average = most(busy), mean(busy)
     return {
-        **_throughput("cached_tps", windows, "cached_tokens", span),
-        **_throughput("uncached_tps", windows, "computed_tokens", span),
-        "prefill_busy_share": ratio(total(windows, "prefill_s"), time),
-        "decode_busy_share": ratio(total(windows, "decode_s"), time),
-        "scheduler_share": ratio(total(windows, "scheduler_s"), time),
-        "refresh_touches": total(windows, "refresh_touches"),
-        "evicted_pages": evicted,
-        "evicted_tokens": evicted * page_tokens,
-        "stalls": total(windows, "stalls"),
+        **_throughput("cached_tps", rows["cached_tokens"], rows["seconds"], span),
+        **_throughput("uncached_tps", rows["computed_tokens"], rows["seconds"], span),
+        "prefill_busy_share": ratio(sums["prefill_s"], time),
+        "decode_busy_share": ratio(sums["decode_s"], time),
+        "scheduler_share": ratio(sums["scheduler_s"], time),
+        "refresh_touches": sums["refresh_touches"],
+        "evicted_pages": sums["evicted_pages"],
+        "evicted_tokens": sums["evicted_pages"] * page_tokens,
+        "stalls": sums["stalls"],
         "normalised_load_mean": ratio(average, span),
         "normalised_load_worst": ratio(worst, span),
         "load_imbalance": ratio(worst, average),
     }
 
 
-def _throughput(name: str, windows: pl.DataFrame, column: str, span: float) -> Figures:
+def _throughput(name: str, tokens: Floats, seconds: Floats, span: float) -> Figures:
     """Tokens per second: of all instances over the whole replay, and of single instances' windows."""
-    cut = windows.filter(pl.col("seconds") > 0)
-    rates = (cut[column] / cut["seconds"]).to_numpy()
+    cut = seconds > 0
+    median, highest = percentiles(tokens[cut] / seconds[cut], 0, (50, 100))
     return {
-        name: ratio(total(windows, column), span),
-        f"{name}_window_p50": percentile(rates, 0, 50),
-        f"{name}_window_max": percentile(rates, 0, 100),
+        name: ratio(float(tokens.sum()), span),
+        f"{name}_window_p50": median,
+        f"{name}_window_max": highest,
     }
 
 
@@ -52,8 +64,9 @@ def link_metrics(links: pl.DataFrame) -> Figures:
     """Each physical link on its own; None where the link does not exist."""
     found: Figures = {}
     for link in LINKS:
-        rows, at = links.filter(pl.col("link") == link), link.replace("-", "_")
-        sums = {c: total(rows, c) for c in ("bytes", "seconds", "transfers", "failures", "cancels")}
-        found |= {f"{at}_{name}": None if rows.is_empty() else value for name, value in sums.items()}
+        rows, at = columns(links.filter(pl.col("link") == link), _AMOUNTS), link.replace("-", "_")
+        sums = {name: float(values.sum()) for name, values in rows.items()}
+        exists = len(rows["bytes"]) > 0
+        found |= {f"{at}_{name}": value if exists else None for name, value in sums.items()}
         found[f"{at}_bandwidth"] = ratio(sums["bytes"], sums["seconds"])
     return found

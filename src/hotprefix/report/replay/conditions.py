@@ -1,0 +1,159 @@
+"""What happened, condition by condition. Owns: the request chain, groups, resources, cluster and time charts.
+
+Rules: tables have arms as rows and read from left to right as a request lives; a cell is the mean over seeds
+and, small, the change against the baseline with its 95 % interval. Columns that are empty or zero in every
+arm are left out. Time charts show the first seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+from markupsafe import Markup
+
+from hotprefix.lab.experiment.result import Condition, ExperimentResult
+from hotprefix.lab.metric_names import LINKS
+from hotprefix.report.replay import charts
+from hotprefix.report.replay.lookup import Lookup
+from hotprefix.report.replay.words import change, title, value
+
+CHAIN = (
+    "requests", "queue_wait_mean_s", "enqueue_hit_tokens", "admission_hit_tokens", "net_l1_hit_loss_share",
+    "retained_share", "restored_l2_share", "restored_l3_share", "recomputed_share", "cached_l1_share",
+    "cached_l2_share", "cached_l3_share", "reuse_share", "computed_per_request", "ttft_mean_s", "ttft_p50_s",
+    "ttft_p95_s", "ttft_p99_s",
+)  # fmt: skip
+SERVICE = (
+    "finished_share", "unfinished", "rejected", "slo_share", "goodput_rps", "tpot_p95_s", "completion_p95_s",
+    "timeout_share", "cold.timeout_share", "oldest_wait_s", "worst_group_ttft_p95_s",
+)  # fmt: skip
+RESOURCES = (
+    "prefill_busy_share", "decode_busy_share", "scheduler_share", "refresh_touches", "evicted_tokens",
+    "stalls", "retractions", "rework_tokens", "duplication_factor", "reuse_of_ideal",
+)  # fmt: skip
+CLUSTER = (
+    "cached_tps", "cached_tps_window_p50", "cached_tps_window_max", "uncached_tps", "uncached_tps_window_p50",
+    "uncached_tps_window_max", "normalised_load_mean", "normalised_load_worst", "load_imbalance",
+    "worst_instance_ttft_p95_s", "worst_instance_slo_share",
+)  # fmt: skip
+_LINK = ("bytes", "seconds", "bandwidth", "transfers", "failures", "cancels")
+RESTORES = tuple(f"{link.replace('-', '_')}_{name}" for link in LINKS for name in _LINK)
+_GROUPS = (("", "all requests"), ("hot.", "hot requests"), ("cold.", "cold requests"))
+_KEPT = ("retained_share", "restored_l2_share", "restored_l3_share", "recomputed_share")
+_PARTS = (("L1", 2), ("L2", 1), ("L3", 4), ("recomputed", 3))
+_CACHED = ("cached_l1_share", "cached_l2_share", "cached_l3_share")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """small: written below the text. tone: good | bad | ""."""
+
+    text: str
+    small: str = ""
+    tone: str = ""
+
+
+def condition_section(result: ExperimentResult, lookup: Lookup, condition: Condition) -> dict[str, Any]:
+    """Everything about one condition."""
+    arms = [arm.name for arm in result.arms if lookup.ran(condition.name, arm.name)]
+    return {
+        "name": condition.name,
+        "about": condition.about,
+        "settings": [f"{key} = {text}" for key, text in condition.settings.items()],
+        "empty": not arms,
+        "tables": [
+            _table(lookup, condition.name, arms, "The way of a request", CHAIN, _GROUPS),
+            _table(lookup, condition.name, arms, "Service and fairness", SERVICE),
+            _table(lookup, condition.name, arms, "Resources", RESOURCES),
+            _table(lookup, condition.name, arms, "Restores and saves, by link", RESTORES),
+            _table(lookup, condition.name, arms, "Cluster", CLUSTER),
+        ],
+        "shares": _share_charts(lookup, condition.name, arms),
+        "times": _time_charts(result, condition.name, arms),
+    }
+
+
+def _table(
+    lookup: Lookup, condition: str, arms: Sequence[str], name: str, metrics: Sequence[str],
+    groups: Sequence[tuple[str, str]] = (("", ""),),
+) -> dict[str, Any]:  # fmt: skip
+    """One table: arms below each other, group by group. Empty columns are left out."""
+    cells = {
+        (group, arm, metric): lookup.figure(condition, arm, f"{group}{metric}")
+        for group, _ in groups
+        for arm in arms
+        for metric in metrics
+    }
+    shown = [m for m in metrics if any(f.value or f.beyond for (_, _, at), f in cells.items() if at == m)]
+    rows: list[dict[str, Any]] = []
+    for group, label in groups:
+        if label:
+            rows.append({"kind": "group", "cells": [Cell(label), *(Cell("") for _ in shown)]})
+        for arm in arms:
+            found = [cells[group, arm, metric] for metric in shown]
+            written = [Cell(value(f.metric, f.value, beyond=f.beyond), change(f), f.tone) for f in found]
+            rows.append({"kind": "", "cells": [Cell(arm), *written]})
+    return {"title": name, "heads": ["arm", *map(title, shown)], "rows": rows if shown else []}
+
+
+def _share_charts(lookup: Lookup, condition: str, arms: Sequence[str]) -> list[dict[str, Any]]:
+    """Retention, final sources, TTFT percentiles."""
+
+    def shares(metrics: Sequence[str], rest: bool) -> list[tuple[str, list[float]]]:
+        rows = []
+        for arm in arms:
+            values = [max(0.0, lookup.figure(condition, arm, m).value or 0.0) for m in metrics]
+            rows.append((arm, [*values, max(0.0, 1 - sum(values))] if rest else values))
+        return rows
+
+    panels = []
+    if any(lookup.figure(condition, arm, "enqueue_hit_tokens").value for arm in arms):
+        kept = charts.stacked(f"retention {condition}", shares(_KEPT, False), _PARTS)
+        panels.append(("What became of the match on arrival", kept))
+    sources = charts.stacked(f"sources {condition}", shares(_CACHED, True), (*_PARTS[:3], ("computed", 3)))
+    panels.append(("Final source of prompt tokens", sources))
+    for prefix, label in _GROUPS:
+        rows = [
+            (arm, [lookup.figure(condition, arm, f"{prefix}ttft_p{q}_s").value for q in (50, 95, 99)], at)
+            for at, arm in enumerate(arms)
+        ]
+        if any(v is not None for _, values, _ in rows for v in values):
+            drawn = charts.spans(f"ttft {prefix}{condition}", rows)
+            panels.append((f"TTFT p50, p95, p99: {label}", drawn))
+    return [{"title": name, "svg": Markup(svg)} for name, svg in panels]
+
+
+def _time_charts(result: ExperimentResult, condition: str, arms: Sequence[str]) -> list[dict[str, Any]]:
+    """One line an arm: sums over instances, the oldest of all."""
+    rows = result.windows.filter(pl.col("condition") == condition)
+    if rows.is_empty():
+        return []
+    pages = pl.sum_horizontal("free_pages", "owned_pages", "evictable_pages", "protected_pages")
+    totals = rows.group_by("arm", "start_s", maintain_order=True).agg(
+        waiting=pl.col("waiting").sum(),
+        oldest=pl.col("oldest_wait_s").max(),
+        evictable=pl.col("evictable_pages").sum() / pages.sum(),
+        protected=(pl.col("protected_pages") + pl.col("owned_pages")).sum() / pages.sum(),
+        cached=(pl.col("cached_tokens") / pl.col("seconds")).sum(),
+        evicted=(pl.col("evicted_pages") / pl.col("seconds")).sum(),
+    )
+    panels = (
+        ("waiting", "Requests waiting", "requests"),
+        ("oldest", "Oldest waiting request, s", "seconds"),
+        ("evictable", "Evictable share of L1", "share"),
+        ("protected", "Protected or owned share of L1", "share"),
+        ("cached", "Reused prompt tokens per second", "tokens/s"),
+        ("evicted", "Pages evicted per second", "pages/s"),
+    )
+    found = []
+    for column, name, unit in panels:
+        series = {}
+        for arm in arms:
+            part = totals.filter(pl.col("arm") == arm).sort("start_s")
+            series[arm] = (part["start_s"].to_list(), part[column].fill_nan(None).to_list())
+        if any(y for _, ys in series.values() for y in ys):
+            found.append({"title": name, "svg": Markup(charts.lines(f"{column} {condition}", series, unit))})
+    return found

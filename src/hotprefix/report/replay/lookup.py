@@ -1,0 +1,65 @@
+"""One figure of a result. Owns: `Lookup`, from (condition, arm, metric) to its mean and its change.
+
+Rules: a figure is the mean over seeds; None where a seed has none, and then whether it lies beyond the
+replay's end. A change is against the baseline, with its interval; it is *clear* where that excludes 0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from hotprefix.lab.experiment.result import ExperimentResult
+from hotprefix.lab.figures import Figures
+from hotprefix.lab.metric_names import METRICS
+from hotprefix.lab.metrics import beyond_horizon
+from hotprefix.lab.stats import Comparison, Interval
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """value: mean over seeds. beyond: it lies beyond the replay's end. relative, interval: change against the
+    baseline as shares of it; reason: why there is no interval. tone: good | bad where the change is clear."""
+
+    metric: str
+    value: float | None
+    beyond: bool = False
+    relative: float | None = None
+    interval: Interval | None = None
+    reason: str = ""
+    tone: str = ""
+
+
+class Lookup:
+    """Answers from a result; what was not measured is a Figure without a value."""
+
+    def __init__(self, result: ExperimentResult) -> None:
+        self._result = result
+        self._seeds: dict[tuple[str, str], dict[int, Figures]] = defaultdict(lambda: defaultdict(dict))
+        for condition, arm, seed, metric, value in result.metrics.iter_rows():
+            self._seeds[condition, arm][seed][metric] = value
+
+    def ran(self, condition: str, arm: str) -> bool:
+        return (condition, arm) in self._seeds
+
+    def figure(self, condition: str, arm: str, metric: str) -> Figure:
+        seeds = list(self._seeds.get((condition, arm), {}).values())
+        values = [figures.get(metric) for figures in seeds]
+        known = [v for v in values if v is not None]
+        mean = sum(known) / len(known) if known and len(known) == len(values) else None
+        beyond = any(beyond_horizon(metric, figures) for figures in seeds)
+        found = self._result.comparisons.get((condition, arm), {}).get(metric)
+        if found is None:
+            return Figure(metric, mean, beyond)
+        interval = found.interval(CONFIDENCE, "relative")
+        return Figure(metric, mean, beyond, found.value("relative"), interval, found.reason, _tone(found))
+
+
+def _tone(found: Comparison) -> str:
+    """Whether a clear change is for the better; empty where it is not clear, or neither way is better."""
+    interval, better = found.bounds(CONFIDENCE, "difference"), METRICS[found.metric].better
+    if interval is None or better == "neither" or interval[0] <= 0 <= interval[1]:
+        return ""
+    return "good" if (interval[0] > 0) is (better == "higher") else "bad"

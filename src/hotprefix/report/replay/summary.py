@@ -1,0 +1,139 @@
+"""`summary.json` and the flat tables of a replay. Owns: their schema.
+
+Rules: JSON has null where a thing was not measured, never NaN or infinity; every figure is in the unit that
+its name says (lab.metric_names). CSV and Parquet hold the same numbers as the report, unrounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import polars as pl
+
+from hotprefix.lab.experiment.result import ExperimentResult
+from hotprefix.lab.metric_names import METRICS
+from hotprefix.lab.stats import METHOD, Comparison
+from hotprefix.lab.verdict import Verdict
+from hotprefix.report.replay.lookup import CONFIDENCE, Lookup
+
+SCHEMA = 1
+
+
+def summary(result: ExperimentResult) -> dict[str, Any]:
+    """conditions -> arms -> metrics (means over seeds) and changes against the baseline; hypotheses with
+    verdict and intervals."""
+    lookup = Lookup(result)
+    plain = ("name", "question", "spec_hash", "version", "command", "baseline", "fixed")
+    return {
+        "schema_version": SCHEMA,
+        **{name: getattr(result, name) for name in plain},
+        "seeds": list(result.seeds),
+        "slo": dataclasses.asdict(result.slo),
+        "interval_method": METHOD,
+        "hypotheses": [_hypothesis(verdict) for verdict in result.verdicts],
+        "conditions": {
+            condition.name: {
+                "about": condition.about,
+                "settings": dict(condition.settings),
+                "capacity_tokens": condition.capacity_tokens,
+                "arms": {
+                    arm.name: _arm(result, lookup, condition.name, arm.name)
+                    for arm in result.arms
+                    if lookup.ran(condition.name, arm.name)
+                },
+            }
+            for condition in result.conditions
+        },
+        "arms": {arm.name: {"about": arm.about, "settings": dict(arm.settings)} for arm in result.arms},
+        "bounds": [dataclasses.asdict(one) for one in result.bounds],
+        "trace": dataclasses.asdict(result.trace),
+        "cost": dataclasses.asdict(result.cost),
+        "problems": [dataclasses.asdict(one) for one in result.problems],
+    }
+
+
+def _arm(result: ExperimentResult, lookup: Lookup, condition: str, arm: str) -> dict[str, Any]:
+    figures = {name: lookup.figure(condition, arm, name) for name in METRICS}
+    pair = result.comparisons.get((condition, arm), {})
+    return {
+        "metrics": {name: figure.value for name, figure in figures.items()},
+        "beyond_end": [name for name, figure in figures.items() if figure.beyond],
+        "changes": {name: _change(one) for name, one in pair.items() if one.value("difference") is not None},
+    }
+
+
+def _change(found: Comparison) -> dict[str, Any]:
+    interval, relative = (found.interval(CONFIDENCE, scale) for scale in ("difference", "relative"))
+    return {
+        "difference": found.value("difference"),
+        "interval": interval and list(interval),
+        "relative": found.value("relative"),
+        "relative_interval": relative and list(relative),
+        "reason": found.reason,
+    }
+
+
+def _hypothesis(verdict: Verdict) -> dict[str, Any]:
+    one = verdict.hypothesis
+    plain = ("id", "claim", "why", "arm", "baseline", "condition", "confidence")
+    return {
+        **{name: getattr(one, name) for name in plain},
+        "kind": str(one.kind),
+        "verdict": str(verdict.outcome),
+        "reason": verdict.reason,
+        "interval_confidence": verdict.level,
+        "findings": [
+            {
+                "want": found.want,
+                "metric": found.tolerance.metric,
+                "amount": found.tolerance.amount,
+                "scale": found.tolerance.scale,
+                "state": str(found.state),
+                "baseline": found.base,
+                "arm": found.arm,
+                "change": found.value,
+                "interval": found.interval and list(found.interval),
+            }
+            for found in verdict.findings
+        ],
+    }
+
+
+def tables(result: ExperimentResult) -> dict[str, pl.DataFrame]:
+    """Name -> table, for CSV and Parquet."""
+    return {
+        "metrics": result.metrics,
+        "comparisons": _comparisons(result),
+        "verdicts": _verdicts(result),
+        "buckets": result.buckets,
+        "windows": result.windows,
+    }
+
+
+def _comparisons(result: ExperimentResult) -> pl.DataFrame:
+    text = ("condition", "arm", "baseline", "metric", "reason")
+    numbers = ("base", "value", "difference", "low", "high", "relative")
+    rows = []
+    for (condition, arm), pair in result.comparisons.items():
+        for name, one in pair.items():
+            low, high = one.interval(CONFIDENCE) or (None, None)
+            rows.append({
+                "condition": condition, "arm": arm, "baseline": result.baseline, "metric": name,
+                "base": one.base, "value": one.arm, "difference": one.value("difference"), "low": low,
+                "high": high, "relative": one.value("relative"), "sections": len(one.sections),
+                "reason": one.reason,
+            })  # fmt: skip
+    schema = {
+        **dict.fromkeys(text[:4], pl.String), **dict.fromkeys(numbers, pl.Float64), "sections": pl.Int64,
+        "reason": pl.String,
+    }  # fmt: skip
+    return pl.DataFrame(rows, schema=schema)
+
+
+def _verdicts(result: ExperimentResult) -> pl.DataFrame:
+    text = ("id", "claim", "kind", "arm", "baseline", "condition", "verdict", "reason")
+    return pl.DataFrame(
+        [{name: one[name] for name in text} for one in map(_hypothesis, result.verdicts)],
+        schema=dict.fromkeys(text, pl.String),
+    )

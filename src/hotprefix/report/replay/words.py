@@ -1,0 +1,129 @@
+"""How a replay's figures are written. Owns: the wording of values by unit, of changes and of intervals.
+
+Rules: what is missing is a dash; what lies beyond the replay's end says so. A minus is a minus sign. Units
+are short enough for a phone.
+"""
+
+from __future__ import annotations
+
+from hotprefix.lab.metric_names import METRICS
+from hotprefix.lab.stats import Interval
+from hotprefix.lab.verdict import Finding, Outcome
+from hotprefix.report.replay.lookup import Figure
+from hotprefix.report.text import DASH, seconds
+
+BEYOND = "> end"
+_LARGE = ((1e12, 1e12, " T"), (1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k"))  # from, unit, name
+
+_CAPITALS = {name: name.upper() for name in ("ttft", "tpot", "slo", "l1", "l2", "l3")} | {
+    "tps": "tokens/s", "rps": "requests/s",
+}  # fmt: skip
+
+OUTCOMES = {
+    Outcome.SUPPORTED: "supported",
+    Outcome.REFUTED: "refuted",
+    Outcome.INCONCLUSIVE: "inconclusive",
+    Outcome.AS_EXPECTED: "no effect, as expected",
+}
+TITLES = {
+    "queue_wait_mean_s": "queue wait",
+    "enqueue_hit_tokens": "hit on arrival",
+    "admission_hit_tokens": "hit at admission",
+    "net_l1_hit_loss_share": "net L1 hit loss",
+    "retained_share": "retained",
+    "restored_l2_share": "restored L2",
+    "restored_l3_share": "restored L3",
+    "recomputed_share": "recomputed",
+    "reuse_share": "reused",
+    "cached_l1_share": "from L1",
+    "cached_l2_share": "from L2",
+    "cached_l3_share": "from L3",
+    "computed_per_request": "computed / request",
+    "duplication_factor": "duplication",
+}
+
+
+def title(metric: str) -> str:
+    """`cold.ttft_p95_s` -> cold TTFT p95."""
+    group, _, own = metric.rpartition(".")
+    name = TITLES.get(own) or own.removesuffix("_s").replace("_", " ")
+    name = " ".join(_CAPITALS.get(word, word) for word in name.split())
+    return f"{group} {name}" if group else name
+
+
+def value(metric: str, amount: float | None, *, beyond: bool = False) -> str:
+    """In the metric's unit."""
+    if amount is None:
+        return BEYOND if beyond else DASH
+    unit = METRICS[metric].unit
+    text = amount_of(unit, abs(amount))
+    return f"−{text}" if amount < 0 else text
+
+
+def amount_of(unit: str, amount: float) -> str:
+    """amount >= 0, short."""
+    if unit == "seconds":
+        return seconds(amount)
+    if unit == "share":
+        return f"{amount * 100:.1f} %"
+    if unit in ("bytes", "bytes/s"):
+        text = large(amount)
+        return f"{text}{'' if text[-1].isalpha() else ' '}B{unit.removeprefix('bytes')}"
+    if unit == "ratio" or unit.endswith("/s"):
+        return large(amount, 2)
+    return large(amount, 0 if amount == round(amount) else 1)
+
+
+def large(amount: float, decimals: int = 0) -> str:
+    """12,345,678 -> 12.3 M; decimals of what is written in full."""
+    for start, unit, name in _LARGE:
+        if abs(amount) >= start:
+            return f"{amount / unit:,.1f}".removesuffix(".0") + name
+    return f"{amount:,.{decimals}f}"
+
+
+def signed(share: float) -> str:
+    """+12.3 %, with fewer decimals as it grows."""
+    percent = share * 100
+    text = f"{percent:+,.1f}" if abs(percent) < 10 else f"{percent:+,.0f}"
+    return text.replace("-", "−")
+
+
+def change(figure: Figure) -> str:
+    """Change with its interval: −12 % [−20, −4]."""
+    if figure.relative is None or (figure.relative == 0 and figure.interval is None):
+        return ""
+    text = f"{signed(figure.relative)} %"
+    if figure.interval is None:
+        return text
+    return f"{text} [{signed(figure.interval[0])}, {signed(figure.interval[1])}]"
+
+
+def finding_change(found: Finding) -> str:
+    """A check's change on its own scale."""
+    relative = found.tolerance.scale == "relative"
+    if found.value is None:
+        return DASH
+    if relative:
+        return change(Figure(found.tolerance.metric, None, relative=found.value, interval=found.interval))
+    metric = found.tolerance.metric
+    return value(metric, found.value) + _in_unit(metric, found.interval)
+
+
+def _in_unit(metric: str, interval: Interval | None) -> str:
+    return "" if interval is None else f" [{value(metric, interval[0])}, {value(metric, interval[1])}]"
+
+
+def wanted(found: Finding) -> str:
+    """What the check asks for, in words."""
+    relative = found.tolerance.scale == "relative"
+    metric, limit = found.tolerance.metric, found.tolerance.amount
+    amount = f"{limit * 100:g} %" if relative else value(metric, limit)
+    better = {"lower": "fall", "higher": "rise"}.get(METRICS[metric].better, "change")
+    worse = {"lower": "rise", "higher": "fall"}.get(METRICS[metric].better, "change")
+    return {
+        "improves": f"must {better}" + (f" by {amount} or more" if limit else ""),
+        "reaches": f"{better}s" + (f" by {amount} or more" if limit else "") + " (one of these must)",
+        "not_worse": f"must not {worse} by more than {amount}",
+        "equal": f"must stay within ±{amount}",
+    }[found.want]
