@@ -1,0 +1,110 @@
+"""A trace as paths of units. Owns: `Paths`, `Bound`, and which units of a request may be reused.
+
+Rules: a unit is a block of the trace, or one page of it where a page size is given. Ids stand for everything
+before them (see `TraceRequest`), so a request is a path from the root of a tree, and its position in
+the path is the same in every request. By blocks, each block of the prompt that has an id counts, the
+partial last one with the tokens it has (the rule of Mooncake's published shares). By pages, the engine's
+rule: complete pages, and one prompt token is always computed; the last sampled token has no KV. Where an
+answer's blocks are recorded they are there afterwards, and the prompt's partial block counts if it has
+the id of the block it grows into. Requests come in the order given, each all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotprefix.errors import ConfigError
+from hotprefix.lab.trace.record import TraceRequest
+
+Units = NDArray[np.int32] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """units[r]: ids on request r's path, what it generates included. counted[r]: how many of the first are
+    its prompt's and may be reused. lengths[r]: prompt tokens. unit_tokens: tokens of a unit. ids: all unit
+    ids are below it. Holds 4 bytes (8 with pages smaller than a block) for each unit of each path."""
+
+    units: list[Units]
+    counted: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    unit_tokens: int
+    ids: int
+
+    def bound(self, capacity: int, hits: list[int]) -> Bound:
+        """hits: reused units of each request."""
+        tokens = np.minimum(np.asarray(hits, dtype=np.int64) * self.unit_tokens, self.lengths)
+        return Bound(
+            capacity, sum(hits), int(self.counted.sum()), int(tokens.sum()), int(self.lengths.sum()), tokens
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """What one rule of keeping reuses. capacity, reused_units, total_units: units; tokens: prompt tokens.
+    by_request: reused tokens of each request in the order given, int64."""
+
+    capacity: int
+    reused_units: int
+    total_units: int
+    reused_tokens: int
+    total_tokens: int
+    by_request: NDArray[np.int64]
+
+    @property
+    def share(self) -> float:
+        """Reused units by units that could be; 0 where there are none."""
+        return self.reused_units / self.total_units if self.total_units else 0.0
+
+
+def read_paths(requests: Iterable[TraceRequest], block_size: int, page_size: int | None = None) -> Paths:
+    """page_size: tokens, None = by blocks. Raises ConfigError where it does not divide block_size."""
+    if page_size is not None and (page_size < 1 or block_size % page_size):
+        raise ConfigError(
+            f"page_size={page_size}: give a divisor of the block size {block_size}", param="page_size"
+        )
+
+    def take(request: TraceRequest) -> tuple[Units, int]:
+        return _blocks(request, block_size) if page_size is None else _pages(request, block_size, page_size)
+
+    units: list[Units] = []
+    counted: list[int] = []
+    lengths: list[int] = []
+    for request in requests:
+        path, count = take(request)
+        units.append(path)
+        counted.append(min(count, len(path)))
+        lengths.append(request.input_length)
+    ids = max((int(path.max()) + 1 for path in units if len(path)), default=0)
+    return Paths(
+        units,
+        np.array(counted, dtype=np.int64),
+        np.array(lengths, dtype=np.int64),
+        page_size or block_size,
+        ids,
+    )
+
+
+def _blocks(request: TraceRequest, block_size: int) -> tuple[Units, int]:
+    """Blocks that are there at the request's end, and how many of them its prompt may take from the cache."""
+    blocks, answer = request.blocks, request.output_blocks
+    if answer is None or not len(answer):
+        return blocks, len(blocks)
+    full = request.input_length // block_size
+    grows = len(blocks) > full and blocks[full] == answer[0]
+    return np.concatenate((blocks[:full], answer)), full + int(grows)
+
+
+def _pages(request: TraceRequest, block_size: int, page_size: int) -> tuple[Units, int]:
+    """As `_blocks`, of complete pages that have KV."""
+    blocks, count = _blocks(request, block_size)
+    generated = max(1, request.output_length) - 1 if len(blocks) > count else 0
+    each = block_size // page_size
+    if each > 1:
+        blocks = (blocks.astype(np.int64)[:, None] * each + np.arange(each)).ravel()
+    pages = blocks[: (request.input_length + generated) // page_size]
+    return pages, min(count * each, (request.input_length - 1) // page_size)
