@@ -18,7 +18,15 @@ from hotprefix.engine.messages import EngineInfo, Generate
 from hotprefix.engine.params import SamplingParams
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import (
-    Capabilities, Eviction, Flight, KernelConfig, Order, Publication, Refresh, TierConfig, Write,
+    Capabilities,
+    Eviction,
+    Flight,
+    KernelConfig,
+    Order,
+    Publication,
+    Refresh,
+    TierConfig,
+    Write,
 )  # fmt: skip
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import StepPlan
@@ -65,8 +73,8 @@ class PricedExecutor:
         return StepResult(sampled, restore_s=restore)
 
 
-def real_plans(config: KernelConfig, trace: list[TraceRequest], prompts: list[Prompt]) -> list[StepPlan]:
-    """What the engine's loop plans for a trace."""
+def run_for_real(config: KernelConfig, trace: list[TraceRequest], prompts: list[Prompt]) -> None:
+    """A trace through the engine's loop."""
     clock = Clock()
     executor = PricedExecutor(clock)
     info = EngineInfo("fake", 10**6, 2**31, PAGE, PAGES * PAGE)
@@ -86,10 +94,9 @@ def real_plans(config: KernelConfig, trace: list[TraceRequest], prompts: list[Pr
         loop.submit(Generate(id=name, prompt=ids, params=params, priority=item.priority))
     while loop.has_work:
         loop.step()
-    return RECORDED
 
 
-RECORDED: list[StepPlan] = []
+RECORDED: list[tuple[float, StepPlan]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +106,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(kernel: Kernel, now: float) -> StepPlan:
         made = original(kernel, now)
         if not made.empty:
-            RECORDED.append(made)
+            RECORDED.append((now, made))
         return made
 
     monkeypatch.setattr(Kernel, "plan", plan)
@@ -153,6 +160,6 @@ def test_engine_and_simulator_make_the_same_plans(
     simulated = list(RECORDED)
     RECORDED.clear()
     maker = PromptMaker(BLOCK)
-    real = real_plans(kernel, trace, [maker.make(r) for r in trace])
-    assert simulated == real
-    assert len(real) > 0 or not trace
+    run_for_real(kernel, trace, [maker.make(r) for r in trace])
+    assert simulated == RECORDED, "the same plans, at the same moments"
+    assert RECORDED or not trace
