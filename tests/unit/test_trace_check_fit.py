@@ -74,22 +74,25 @@ def test_a_planted_session_is_measured_where_it_is_used(tmp_path: Path) -> None:
         row(11.5, 1, tokens=320, inp="u", api=0.5),  # a sub-agent
         row(13, 1, tokens=400, parent=3, keep=5, inp="r", api=0.5),  # its tool step: 80 fresh, 1 s
         row(20, tokens=1300, parent=2, keep=2, inp="ckru", api=1.0),  # reset
-        row(30, tokens=640, parent=5, keep=2, inp="u", api=1.0),  # compaction
+        row(30, tokens=640, parent=5, keep=2, inp="u", api=None),  # compaction
+        row(32, tokens=704, parent=6, keep=10, inp="u", api=1.0),  # after an answer that nobody timed
     ]
     lines = [session(rows), session([row(tokens=200000)], id="t", tool_tokens=72)]
     found = fit_agents(write_lines(tmp_path / "c.jsonl", lines), Report())
     params, fit = found["params"], found["fit"]
-    assert fit["steps"] == {"first": 2, "tool": 2, "user": 1, "sub_agent": 1, "reset": 1, "compaction": 1}
+    assert fit["steps"] == {"first": 2, "tool": 2, "user": 1, "sub_agent": 1, "reset": 1, "compaction": 1} | {
+        "after_unrecorded": 1
+    }
     assert (params["sessions"], params["prefixes"], params["prefix"]) == (2, 2, 114)
-    assert (params["user_share"], params["reset_share"]) == (1 / 5, 1 / 5)
-    assert (params["sub_agents"], params["resumed_share"]) == (1 / 7, 1 / 2)
+    assert (params["user_share"], params["reset_share"]) == (1 / 6, 1 / 6)
+    assert (params["sub_agents"], params["resumed_share"]) == (1 / 8, 1 / 2)
     assert (params["window"], params["resumed_window"], params["sub_prefix"]) == (1300, 200000, 319)
     quantities = fit["quantities"]
     assert [quantities[f"fresh_after_{k}"]["p50"] for k in ("tool", "user")] == [360.0, 10.0]
     assert [quantities[f"delay_after_{k}"]["p50"] for k in ("tool", "user")] == [1.5, 5.0]
     assert quantities["compacted"]["p50"] == 640.0
     assert quantities["reset_length"]["p50"] == pytest.approx(1300 / 1290)
-    assert (quantities["steps"]["p50"], quantities["resumed_steps"]["p50"]) == (5.0, 1.0)
+    assert (quantities["steps"]["p50"], quantities["resumed_steps"]["p50"]) == (6.0, 1.0)
     assert info(generate_trace("agents", params, seed=1)).sessions == 2, "a generator takes it as it is"
 
 
@@ -136,12 +139,13 @@ def test_the_recorded_sessions_fitted() -> None:
     found = fit_agents(shared("cc_weka_sessions_b64.jsonl.gz"), Report())
     fit, params = found["fit"], found["params"]
     assert fit["steps"] == {
-        "first": 710, "tool": 41421, "user": 6339, "reset": 519, "sub_agent": 63, "compaction": 238,
+        "first": 710, "tool": 41421, "user": 2095, "reset": 519, "sub_agent": 63, "compaction": 238,
+        "after_unrecorded": 4244,
     }  # fmt: skip
     assert (params["prefixes"], params["prefix"], params["window"]) == (343, 14948, 151090)
     p50 = {name: round(of["p50"], 2) for name, of in fit["quantities"].items()}
-    assert [p50[f"fresh_after_{k}"] for k in ("tool", "user")] == [720, 591]
-    assert [p50[f"delay_after_{k}"] for k in ("tool", "user")] == [8.48, 10.57]
+    assert [p50[f"fresh_after_{k}"] for k in ("tool", "user")] == [720, 583]
+    assert [p50[f"delay_after_{k}"] for k in ("tool", "user")] == [8.48, 177.66]
     assert (p50["output"], p50["first_context"], p50["resumed_context"]) == (216, 20181, 208858)
     assert all(of["form"] == "quantiles" for of in fit["quantities"].values()), "no curve is close enough"
     made_up = info(generate_trace("agents", params, seed=1))

@@ -78,7 +78,9 @@ def _sessions(path: Path, report: Report) -> Iterator[Session]:
 
 
 def _measure(session: Session, found: Measured) -> None:
-    """Add one session. A reset keeps less than half of its parent's complete blocks."""
+    """Add one session. A reset keeps less than half of its parent's complete blocks. A step after an answer
+    whose end was not recorded tells no delay; all such steps are labelled user text, and half of them
+    follow within seconds as tools do, so neither kind learns from them."""
     rows, size, values = session.rows, session.block_size, found.values
     ends, triggers = row_ends(rows), row_triggers(rows)
     prefix = session.tool_tokens + session.system_tokens
@@ -106,10 +108,12 @@ def _measure(session: Session, found: Measured) -> None:
         if row.keep < before.tokens_in // size / 2:
             _reset(before.tokens_in, row.tokens_in, found)
             continue
+        if trigger is None or rows[trigger].api is None:
+            found.steps["after_unrecorded"] += 1
+            continue
         found.steps[row.kind] += 1
         values[f"fresh_after_{row.kind}"].append(max(1, row.tokens_in - row.keep * size))
-        if trigger is not None:
-            values[f"delay_after_{row.kind}"].append(max(0.0, row.t - ends[trigger]))
+        values[f"delay_after_{row.kind}"].append(max(0.0, row.t - ends[trigger]))
 
 
 def _reset(before: int, after: int, found: Measured) -> None:
@@ -123,9 +127,9 @@ def _reset(before: int, after: int, found: Measured) -> None:
 
 
 def _counted(found: Measured) -> dict[str, Any]:
-    """Parameters that are counts, shares or single lengths."""
+    """Parameters that are counts, shares or single lengths; shares are of all steps but an agent's first."""
     steps = found.steps
-    later = steps["tool"] + steps["user"] + steps["reset"] + steps["compaction"]
+    later = steps.total() - steps["first"] - steps["sub_agent"]
     counted: dict[str, Any] = {
         "sessions": found.sessions,
         "block_size": found.blocks.pop(),
