@@ -17,6 +17,9 @@ import typer
 from rich.console import Console
 
 from hotprefix import __version__
+from hotprefix.commands import trace
+from hotprefix.commands.calibrate import calibrate
+from hotprefix.commands.replay import replay
 from hotprefix.errors import ConfigError, HotprefixError, InputError
 from hotprefix.kernel.config import Eviction, Flight, Order, Prefetch, Publication, Refresh, Write
 
@@ -183,6 +186,11 @@ def inspect(
         typer.echo(to_json(found))
     if out is not None:
         stderr.print(f"report: {out}")
+
+
+app.command()(replay)
+app.command()(calibrate)
+app.add_typer(trace.app, name="trace")
 
 
 def _refresh(wanted: Refresh) -> Refresh:
