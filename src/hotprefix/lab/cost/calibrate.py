@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import Flight, KernelConfig
-from hotprefix.lab.cost.design import fitting
+from hotprefix.lab.cost.design import Design, fitting
 from hotprefix.lab.cost.fit import cross_validated, scheduler_prices, step_prices
 from hotprefix.lab.cost.links import host_links
 from hotprefix.lab.cost.measure import (
@@ -67,7 +67,7 @@ def calibrate(
     engine, InputError where nothing could be fitted."""
     check_clock(settings.clock, bare.device)
     watch = StopwatchExecutor(bare.executor, CLOCKS[settings.clock])
-    steps = _steps(bare, watch, settings, progress)
+    steps, plan = _steps(bare, watch, settings, progress)
     progress("measuring the scheduler with a queue")
     planning = [*steps, *_queues(bare, watch, settings)]
     progress("measuring copies between L1 and L2")
@@ -75,7 +75,7 @@ def calibrate(
     step, scheduler = step_prices(steps), scheduler_prices(planning)
     return CostModel(
         name=name,
-        source=f"hotprefix calibrate, {len(steps)} steps, {settings.clock} clock",
+        source=f"hotprefix calibrate, {len(steps)} steps, {settings.clock} clock, {plan.extent}",
         model=bare.name,
         dtype=bare.dtype,
         hardware=hardware(bare.device),
@@ -94,7 +94,9 @@ def calibrate(
     ), steps
 
 
-def _steps(bare: Bare, watch: StopwatchExecutor, settings: Settings, progress: Progress) -> list[Sample]:
+def _steps(
+    bare: Bare, watch: StopwatchExecutor, settings: Settings, progress: Progress
+) -> tuple[list[Sample], Design]:
     begun = time.perf_counter()
     bench = _bench(bare, watch, settings, settings.max_running)
     progress("finding out how fast the machine is")
@@ -110,7 +112,7 @@ def _steps(bare: Bare, watch: StopwatchExecutor, settings: Settings, progress: P
         lambda at, batch, of: progress(f"round {at}, batch {batch} of {of}, {len(bench.samples)} steps"),
     )  # fmt: skip
     progress(f"{len(bench.samples)} steps in {rounds} rounds")
-    return bench.samples
+    return bench.samples, plan
 
 
 def _queues(bare: Bare, watch: StopwatchExecutor, settings: Settings) -> list[Sample]:

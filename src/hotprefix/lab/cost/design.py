@@ -46,6 +46,15 @@ class Design:
         return tuple(lengths)
 
     @property
+    def extent(self) -> str:
+        """How far the batches reach, for people: beyond it the prices are extrapolated."""
+        most = max(scene.count for scene in self.decodes)
+        return (
+            f"contexts to {max(self.prefixes) + max(self.chunks)}, chunks to {max(self.chunks)}, "
+            f"{most} decodes"
+        )
+
+    @property
     def round_tokens(self) -> int:
         """Tokens of all chunks that one round computes."""
         return len(self.prefixes) * sum(self.chunks) + sum(sum(scene.chunks) for scene in self.decodes)
