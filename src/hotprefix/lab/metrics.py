@@ -30,7 +30,8 @@ _COLUMNS: Final[tuple[str | pl.Expr, ...]] = (
     "instance", "input_tokens", "output_tokens", "ideal_tokens", "heat", "queue_depth", "arrival_s",
     "admit_s", "prefill_start_s", "first_token_s", "finish_s", "requeue_s", "matched_at_enqueue",
     "matched_at_admission", "retained_tokens", "restored_l2_tokens", "restored_l3_tokens",
-    "recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens", "retractions",
+    "recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens",
+    "retractions",
     *((pl.col("outcome") == name).alias(name) for name in ("finished", "unfinished", "rejected")),
 )  # fmt: skip
 

@@ -74,7 +74,14 @@ def stacked(name: str, rows: Sequence[tuple[str, Sequence[float]]], parts: Seque
         left = [0.0] * len(rows)
         for part, (label, color) in enumerate(parts):
             widths = [shares[part] for _, shares in rows]
-            axes.barh(range(len(rows)), widths, left=left, height=0.62, color=SERIES[color], label=label)
+            axes.barh(
+                range(len(rows)),
+                widths,
+                left=left,
+                height=0.62,
+                color=_color(color),
+                label=label,
+            )
             for at, width in enumerate(widths):
                 if width >= 0.09:
                     axes.text(left[at] + width / 2, at, f"{width * 100:.0f} %", ha="center", va="center",
@@ -96,10 +103,10 @@ def spans(name: str, rows: Sequence[tuple[str, Sequence[float | None], int]]) ->
         for at, (_, values, color) in enumerate(rows):
             known = [v for v in values if v is not None]
             if known:
-                axes.plot([min(known), max(known)], [at, at], color=SERIES[color], linewidth=2)
+                axes.plot([min(known), max(known)], [at, at], color=_color(color), linewidth=2)
             for size, one in zip((4, 5.5, 7), values, strict=True):
                 if one is not None:
-                    axes.plot([one], [at], "o", color=SERIES[color], markersize=size)
+                    axes.plot([one], [at], "o", color=_color(color), markersize=size)
         axes.set_yticks(range(len(rows)), [row[0] for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlim(left=0)
@@ -111,15 +118,15 @@ def spans(name: str, rows: Sequence[tuple[str, Sequence[float | None], int]]) ->
 
 def lines(
     name: str, series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], unit: str, *,
-    x: str = "virtual time, s", log_x: bool = False, points: bool = False,
-    dashed: str = "", colors: Mapping[str, int] | None = None,
+    colors: Mapping[str, int], x: str = "virtual time, s", log_x: bool = False, points: bool = False,
+    dashed: str = "",
 ) -> str:  # fmt: skip
-    """series: label -> (x, y). dashed: label of one that is drawn dashed, in ink. colors: of each label; None
-    = by order. points: mark each value."""
+    """series: label -> (x, y). colors: of each label. dashed: label of one that is drawn dashed, in ink.
+    points: mark each value."""
     with rc_context({**_RC, "svg.hashsalt": name}):
         figure, axes = _figure(2.1)
-        for at, (label, (xs, ys)) in enumerate(series.items()):
-            color = INK if label == dashed else SERIES[(colors or {}).get(label, at) % len(SERIES)]
+        for label, (xs, ys) in series.items():
+            color = INK if label == dashed else _color(colors[label])
             axes.plot(xs, [float("nan") if y is None else y for y in ys], color=color, label=label,
                       linestyle="--" if label == dashed else "-", marker="o" if points else None,
                       markersize=3.5)  # fmt: skip
@@ -141,6 +148,10 @@ def lines(
         axes.set_xlabel(x)
         _legend(axes, len(series))
         return _svg(figure, name)
+
+
+def _color(number: int) -> str:
+    return SERIES[number % len(SERIES)]
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:

@@ -41,6 +41,12 @@ CLUSTER = (
 )  # fmt: skip
 _LINK = ("bytes", "seconds", "bandwidth", "transfers", "failures", "cancels")
 RESTORES = tuple(f"{link.replace('-', '_')}_{name}" for link in LINKS for name in _LINK)
+_TABLES = (
+    ("Service and fairness", SERVICE),
+    ("Resources", RESOURCES),
+    ("Restores and saves, by link", RESTORES),
+    ("Cluster", CLUSTER),
+)
 _GROUPS = (("", "all requests"), ("hot.", "hot requests"), ("cold.", "cold requests"))
 _KEPT = ("retained_share", "restored_l2_share", "restored_l3_share", "recomputed_share")
 _PARTS = (("L1", 2), ("L2", 1), ("L3", 4), ("recomputed", 3))
@@ -59,20 +65,15 @@ class Cell:
 def condition_section(result: ExperimentResult, lookup: Lookup, condition: Condition) -> dict[str, Any]:
     """Everything about one condition."""
     arms = [arm.name for arm in result.arms if lookup.ran(condition.name, arm.name)]
+    here = condition.name
     return {
-        "name": condition.name,
+        "name": here,
         "about": condition.about,
         "settings": [f"{key} = {text}" for key, text in condition.settings.items()],
-        "empty": not arms,
-        "tables": [
-            _table(lookup, condition.name, arms, "The way of a request", CHAIN, _GROUPS),
-            _table(lookup, condition.name, arms, "Service and fairness", SERVICE),
-            _table(lookup, condition.name, arms, "Resources", RESOURCES),
-            _table(lookup, condition.name, arms, "Restores and saves, by link", RESTORES),
-            _table(lookup, condition.name, arms, "Cluster", CLUSTER),
-        ],
-        "shares": _share_charts(lookup, condition.name, arms),
-        "times": _time_charts(result, condition.name, arms),
+        "chain": _table(lookup, here, arms, "The way of a request", CHAIN, _GROUPS),
+        "tables": [_table(lookup, here, arms, title_, metrics) for title_, metrics in _TABLES],
+        "shares": _share_charts(result, lookup, here, arms) if arms else [],
+        "times": _time_charts(result, here, arms),
     }
 
 
@@ -99,7 +100,14 @@ def _table(
     return {"title": name, "heads": ["arm", *map(title, shown)], "rows": rows if shown else []}
 
 
-def _share_charts(lookup: Lookup, condition: str, arms: Sequence[str]) -> list[dict[str, Any]]:
+def colors_of(result: ExperimentResult) -> dict[str, int]:
+    """An arm has one colour on the whole page."""
+    return {arm.name: at for at, arm in enumerate(result.arms)}
+
+
+def _share_charts(
+    result: ExperimentResult, lookup: Lookup, condition: str, arms: Sequence[str]
+) -> list[dict[str, Any]]:
     """Retention, final sources, TTFT percentiles."""
 
     def shares(metrics: Sequence[str], rest: bool) -> list[tuple[str, list[float]]]:
@@ -109,7 +117,7 @@ def _share_charts(lookup: Lookup, condition: str, arms: Sequence[str]) -> list[d
             rows.append((arm, [*values, max(0.0, 1 - sum(values))] if rest else values))
         return rows
 
-    panels = []
+    colors, panels = colors_of(result), []
     if any(lookup.figure(condition, arm, "enqueue_hit_tokens").value for arm in arms):
         kept = charts.stacked(f"retention {condition}", shares(_KEPT, False), _PARTS)
         panels.append(("What became of the match on arrival", kept))
@@ -117,8 +125,12 @@ def _share_charts(lookup: Lookup, condition: str, arms: Sequence[str]) -> list[d
     panels.append(("Final source of prompt tokens", sources))
     for prefix, label in _GROUPS:
         rows = [
-            (arm, [lookup.figure(condition, arm, f"{prefix}ttft_p{q}_s").value for q in (50, 95, 99)], at)
-            for at, arm in enumerate(arms)
+            (
+                arm,
+                [lookup.figure(condition, arm, f"{prefix}ttft_p{q}_s").value for q in (50, 95, 99)],
+                colors[arm],
+            )
+            for arm in arms
         ]
         if any(v is not None for _, values, _ in rows for v in values):
             drawn = charts.spans(f"ttft {prefix}{condition}", rows)
@@ -155,5 +167,6 @@ def _time_charts(result: ExperimentResult, condition: str, arms: Sequence[str]) 
             part = totals.filter(pl.col("arm") == arm).sort("start_s")
             series[arm] = (part["start_s"].to_list(), part[column].fill_nan(None).to_list())
         if any(y for _, ys in series.values() for y in ys):
-            found.append({"title": name, "svg": Markup(charts.lines(f"{column} {condition}", series, unit))})
+            drawn = charts.lines(f"{column} {condition}", series, unit, colors=colors_of(result))
+            found.append({"title": name, "svg": Markup(drawn)})
     return found

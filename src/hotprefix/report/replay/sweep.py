@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.report.replay import charts
+from hotprefix.report.replay.conditions import colors_of
 from hotprefix.report.replay.lookup import Lookup
 from hotprefix.report.replay.words import title, value
 
@@ -39,7 +40,7 @@ def capacity_charts(result: ExperimentResult, lookup: Lookup) -> list[dict[str, 
         if metric == "reuse_share" and result.bounds:
             bounds = sorted((b.capacity_tokens, b.clairvoyant_tokens / b.total_tokens) for b in result.bounds)
             series[_BOUND] = ([float(x) for x, _ in bounds], [y for _, y in bounds])
-        found.append(_panel(f"sweep {metric}", name, series, unit))
+        found.append(_panel(result, f"sweep {metric}", name, series, unit))
     if result.bounds:
         order = sorted(result.bounds, key=lambda b: b.capacity_tokens)
         shares = {
@@ -49,14 +50,17 @@ def capacity_charts(result: ExperimentResult, lookup: Lookup) -> list[dict[str, 
             )
             for arm in result.arms
         }
-        found.append(_panel("sweep bound", "Share of the clairvoyant bound", shares, "share"))
+        found.append(_panel(result, "sweep bound", "Share of the clairvoyant bound", shares, "share"))
     return found
 
 
-def _panel(key: str, name: str, series: dict[str, Any], unit: str) -> dict[str, Any]:
+def _panel(
+    result: ExperimentResult, key: str, name: str, series: dict[str, Any], unit: str
+) -> dict[str, Any]:
     drawn = charts.lines(
-        key, series, unit, x="L1 of one instance, tokens", log_x=True, points=True, dashed=_BOUND
-    )
+        key, series, unit, colors=colors_of(result), x="L1 of one instance, tokens", log_x=True, points=True,
+        dashed=_BOUND,
+    )  # fmt: skip
     return {"title": name, "svg": Markup(drawn)}
 
 

@@ -14,8 +14,9 @@ from hotprefix.lab.verdict import Outcome
 from hotprefix.report.replay.lookup import Lookup
 from hotprefix.report.replay.words import OUTCOMES, change, title, value
 
-_METRICS = ("net_l1_hit_loss_share", "reuse_share", "computed_per_request", "ttft_mean_s", "ttft_p95_s",
-            "cold.ttft_p95_s", "slo_share")  # fmt: skip
+_METRICS = (
+    "net_l1_hit_loss_share", "reuse_share", "ttft_mean_s", "ttft_p95_s", "cold.ttft_p95_s", "slo_share",
+)  # fmt: skip
 _STYLES = {
     Outcome.SUPPORTED: "green", Outcome.REFUTED: "red", Outcome.INCONCLUSIVE: "yellow",
     Outcome.AS_EXPECTED: "cyan",
@@ -28,7 +29,7 @@ def show(result: ExperimentResult, console: Console) -> None:
     lookup = Lookup(result)
     for condition in result.conditions:
         table = Table(title=f"{result.name}: {condition.name}", title_justify="left")
-        table.add_column("arm")
+        table.add_column("arm", no_wrap=True)
         for metric in _METRICS:
             table.add_column(title(metric), justify="right")
         for arm in result.arms:
