@@ -80,9 +80,10 @@ class State:
     def ran(self, repeats: int) -> None:
         """The plan in flight has run that many times: as many passes have gone by."""
         self.counters.steps += repeats
-        for _ in range(repeats - 1):
-            self.step += 1
-            self.relax()
+        self.step += repeats - 1
+        if self.reserve > self.config.output_reserve:
+            for _ in range(repeats - 1):
+                self.relax()
 
     def relax(self) -> None:
         """One planning pass: what a retraction added to the reserve decays."""

@@ -22,6 +22,7 @@ from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 _NOTHING: Mapping[Node, int] = {}
+MERGE_FROM = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +329,15 @@ class PrefixTree:
         """A request that extends its own prefix page by page should leave one run, not a chain.
 
         Only where nobody could tell: the parent is real, has this child alone, is pinned through it
-        alone, and was or will be used by nobody but its publisher.
+        alone, and was or will be used by nobody but its publisher. Short runs gather until they are worth
+        copying a long parent for, so that an answer of n pages costs n log n, not n².
         """
         parent = node.parent
         if (
             parent is None or parent.parent is None or node.planned or parent.planned
             or len(parent.children) != 1 or parent.pins != 1 or parent.hits or node.hits or parent.expected
             or node.pins != 1 or parent.priority != node.priority
+            or MERGE_FROM * len(node.pages) < len(parent.pages)
         ):  # fmt: skip
             return node
         parent.key += node.key

@@ -163,15 +163,16 @@ class Instance:
                 decodes += 1
                 reach += chunk.start + 1
         scheduler = cost.scheduler_s(*status)
-        forward = cost.step_s(prefill, context, decodes, reach) if plan.chunks else 0.0
+        # What repeats have in common; each then attends to one position more in every sequence.
+        same = cost.step_s(prefill, context, decodes, 0) if plan.chunks else 0.0
+        per_position = cost.decode_context_s
         restore = self._host.restore_s(plan, now)
         at = now + restore
         ends = []
         for _ in range(min(plan.repeat, self._most)):
-            at += scheduler + forward
+            at += scheduler + (same + per_position * reach)
             ends.append(at)
             reach += decodes
-            forward = cost.step_s(prefill, context, decodes, reach)
         return Run(plan, now, ends, len(ends), scheduler, restore)
 
     def _commit(self, run: Run, now: float) -> None:

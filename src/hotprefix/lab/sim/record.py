@@ -146,7 +146,7 @@ class Windows:
         self._instance, self._seconds = instance, seconds
         self._index = -1
         self._row: Row = {}
-        self._before = Counters()
+        self._before = _counts(Counters())
 
     def step(
         self, recorder: Recorder, counters: Counters, now: float, forward: float, scheduler: float,
@@ -156,17 +156,16 @@ class Windows:
         index = int(now / self._seconds)
         if index != self._index:
             self._open(index)
-        row, state, was = self._row, recorder.stepped, self._before
+        row, state = self._row, recorder.stepped
         if state is None:
             return
-        row["steps"] += counters.steps - was.steps
         row["prefill_s" if state.prefill_tokens else "decode_s"] += forward
         row["scheduler_s"] += scheduler
         row["restore_s"] += restore
-        for column, name in _FROM_COUNTERS:
-            row[column] += getattr(counters, name) - getattr(was, name)
-            setattr(was, name, getattr(counters, name))
-        was.steps = counters.steps
+        count = _counts(counters)
+        for column, grown, before in zip(_SUMS, count, self._before, strict=True):
+            row[column] += grown - before
+        self._before = count
         row["free_pages"], row["evictable_pages"] = state.free, state.evictable
         row["protected_pages"], row["running"], row["waiting"] = state.protected, state.running, state.waiting
         row["owned_pages"] = self._total - state.free - state.evictable - state.protected
@@ -189,12 +188,15 @@ class Windows:
         return self.rows
 
 
-_FROM_COUNTERS = (
-    ("cached_tokens", "cached_tokens"),
-    ("computed_tokens", "computed_prompt_tokens"),
-    ("output_tokens", "computed_output_tokens"),
-    ("evicted_pages", "evicted_pages"),
-    ("refresh_touches", "refresh_touches"),
-    ("stalls", "stalls"),
-)
-_SUMS = ("steps", *(column for column, _ in _FROM_COUNTERS))
+_SUMS = (
+    "steps", "cached_tokens", "computed_tokens", "output_tokens", "evicted_pages", "refresh_touches",
+    "stalls",
+)  # fmt: skip
+
+
+def _counts(of: Counters) -> tuple[int, ...]:
+    """What the columns of _SUMS count, so far."""
+    return (
+        of.steps, of.cached_tokens, of.computed_prompt_tokens, of.computed_output_tokens, of.evicted_pages,
+        of.refresh_touches, of.stalls,
+    )  # fmt: skip
