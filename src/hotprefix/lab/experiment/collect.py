@@ -6,7 +6,7 @@ Whatever has the same value in every run is listed as fixed, once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -17,8 +17,17 @@ import polars as pl
 from hotprefix import __version__
 from hotprefix.lab.cost.model import CostModel, ErrorOf
 from hotprefix.lab.experiment.assess import assess
+from hotprefix.lab.experiment.bounds import shares
 from hotprefix.lab.experiment.plan import Plan
-from hotprefix.lab.experiment.result import Arm, Condition, CostLabel, ExperimentResult, Problem, Provenance
+from hotprefix.lab.experiment.result import (
+    Arm,
+    Condition,
+    CostLabel,
+    ExperimentResult,
+    Problem,
+    Provenance,
+    Share,
+)
 from hotprefix.lab.experiment.spec import Variant
 from hotprefix.lab.experiment.store import RunStore
 from hotprefix.lab.experiment.task import ReplayTask
@@ -55,6 +64,7 @@ def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:
         windows=found.windows,
         trace=_provenance(plan.surveys[experiment.conditions[0].name], first),
         cost=cost_label(first.cost),
+        bounds=tuple(_bounds(plan, store)),
         problems=tuple(_problems(plan, store)),
     )
 
@@ -101,6 +111,24 @@ def _condition(plan: Plan, variant: Variant) -> Condition:
     tokens = {config.total_pages * config.page_size for config in configs}
     capacity = tokens.pop() if len(tokens) == 1 else None
     return Condition(variant.name, variant.about, _texts(variant.set), capacity)
+
+
+def _bounds(plan: Plan, store: RunStore) -> Iterator[Share]:
+    """Totals and bound are the baseline's, means over its seeds; what an arm reused is told as its share of
+    its own bound, in tokens of the baseline's (see `bounds`)."""
+    for condition in plan.experiment.conditions:
+        facts = {
+            arm: [store.facts(task.key)["bound"] for task in some if task.bound and store.finished(task.key)]
+            for (name, arm), some in plan.runs.items()
+            if name == condition.name
+        }
+        base = facts[plan.experiment.baseline]
+        capacity = _condition(plan, condition).capacity_tokens
+        if base and capacity is not None:
+            most = sum(one["clairvoyant_tokens"] for one in base) / len(base)
+            total = sum(one["total_tokens"] for one in base) / len(base)
+            reused = {arm: share * most for arm, share in shares(facts).items()}
+            yield Share(condition.name, capacity, round(total), most, reused)
 
 
 def _fixed(plan: Plan) -> dict[str, str]:

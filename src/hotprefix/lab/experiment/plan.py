@@ -17,6 +17,7 @@ from hotprefix import __version__
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.cost.presets import load_cost
+from hotprefix.lab.experiment.bounds import check_bound
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment
 from hotprefix.lab.experiment.task import ReplayTask
@@ -53,7 +54,7 @@ def plan(experiment: Experiment) -> Plan:
         for arm in arms(experiment):
             chosen = settings(experiment, condition, arm)
             surveys.setdefault(condition.name, known.survey(chosen))
-            runs[condition.name, arm.name] = _runs(chosen, known, experiment.seeds)
+            runs[condition.name, arm.name] = _runs(chosen, known, experiment)
     return Plan(experiment, _experiment_hash(experiment, runs), runs, surveys)
 
 
@@ -83,16 +84,18 @@ class _Known:
         return self._costs[chosen.cost]
 
 
-def _runs(chosen: Settings, known: _Known, seeds: int) -> tuple[ReplayTask, ...]:
+def _runs(chosen: Settings, known: _Known, experiment: Experiment) -> tuple[ReplayTask, ...]:
     found = known.survey(chosen)
     config = _kernel(chosen, found)
     sessions = found.info.has_sessions if chosen.load.loop == "auto" else chosen.load.loop == "closed"
     loop = Loop.CLOSED if sessions else Loop.OPEN
     cost, trace = known.cost(chosen), known.identity(chosen)
-    if not _depends_on_seed(chosen, loop):
-        seeds = 1
+    if experiment.bound:
+        check_bound(config, found.info.block_size or PAGE_SIZE, chosen.load.warm_up)
+    seeds = experiment.seeds if _depends_on_seed(chosen, loop) else 1
+    what = {**_identity(chosen, config, cost, loop, trace), "bound": experiment.bound}
     return tuple(
-        ReplayTask(_key(chosen, config, cost, loop, trace, seed), chosen, config, cost, loop, seed)
+        ReplayTask(_hash({**what, "seed": seed}), chosen, config, cost, loop, seed, experiment.bound)
         for seed in range(1, seeds + 1)
     )
 
@@ -113,21 +116,19 @@ def _kernel(chosen: Settings, found: Survey) -> KernelConfig:
     return kernel(chosen, total_pages=max(1, int(tokens // page)), page_size=block)
 
 
-def _key(
-    chosen: Settings, config: KernelConfig, cost: CostModel, loop: Loop, trace: dict[str, Any], seed: int
-) -> str:
-    return _hash(
-        {
-            "version": __version__,
-            "trace": trace,
-            "load": {**chosen.load.model_dump(), "loop": loop},
-            "cluster": chosen.cluster.model_dump(),
-            "kernel": asdict(config),
-            "cost": cost.model_dump(mode="json"),
-            "window_s": chosen.window_s,
-            "seed": seed,
-        }
-    )
+def _identity(
+    chosen: Settings, config: KernelConfig, cost: CostModel, loop: Loop, trace: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything that decides a run's result but the seed."""
+    return {
+        "version": __version__,
+        "trace": trace,
+        "load": {**chosen.load.model_dump(), "loop": loop},
+        "cluster": chosen.cluster.model_dump(),
+        "kernel": asdict(config),
+        "cost": cost.model_dump(mode="json"),
+        "window_s": chosen.window_s,
+    }
 
 
 def _experiment_hash(experiment: Experiment, runs: dict[Place, tuple[ReplayTask, ...]]) -> str:

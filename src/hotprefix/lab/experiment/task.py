@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel
+from hotprefix.lab.experiment.bounds import bound_facts
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.store import Output
 from hotprefix.lab.experiment.workload import open_workload
@@ -19,7 +20,8 @@ from hotprefix.lab.sim.workload import Loop
 
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """One replay. Travels to another process; equal keys mean equal results."""
+    """One replay. Travels to another process; equal keys mean equal results. bound: also
+    compute the clairvoyant bound (`bounds`)."""
 
     key: str
     settings: Settings
@@ -27,6 +29,7 @@ class ReplayTask:
     cost: CostModel
     loop: Loop
     seed: int
+    bound: bool = False
 
     def run(self, progress: Callable[[int], None]) -> Output:
         """Replay. Raises InputError (the trace) and what the simulator raises."""
@@ -52,11 +55,11 @@ class ReplayTask:
             block_size=trace.block_size,
             progress=lambda done, _: progress(done),
         )
-        return Output(
-            {"requests": tables.requests, "windows": tables.windows, "links": tables.links},
-            {
-                "virtual_s": tables.virtual_s,
-                "wall_s": tables.wall_s,
-                "counters": [asdict(counters) for counters in tables.counters],
-            },
-        )
+        facts = {
+            "virtual_s": tables.virtual_s,
+            "wall_s": tables.wall_s,
+            "counters": [asdict(counters) for counters in tables.counters],
+        }
+        if self.bound:
+            facts["bound"] = bound_facts(trace, tables.requests, self.kernel, trace.block_size)
+        return Output({"requests": tables.requests, "windows": tables.windows, "links": tables.links}, facts)

@@ -1,0 +1,289 @@
+"""An experiment from file to files: pairing, resuming, identity, bad input, and what a run leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from hotprefix.errors import InputError
+from hotprefix.kernel.config import Eviction, KernelConfig
+from hotprefix.lab.cost.presets import load_cost
+from hotprefix.lab.experiment.bounds import bound_facts, shares
+from hotprefix.lab.experiment.load import Changes, load
+from hotprefix.lab.experiment.plan import Plan, plan
+from hotprefix.lab.experiment.result import ExperimentResult
+from hotprefix.lab.experiment.run import run
+from hotprefix.lab.experiment.sweep import Task, Watch, attempt
+from hotprefix.lab.sim.workload import Loop
+
+FILE = """
+name = "tiny"
+question = "Does eviction matter?"
+baseline = "lru"
+seeds = 2
+cost = "llama-3.1-8b.1xh100.fp8"
+bound = true
+[trace]
+generate = "churn"
+[trace.params]
+prompts = 6
+rounds = 3
+prompt = 256
+output = 4
+every_s = 31.0
+[capacity]
+size = 1024
+[factors]
+"kernel.eviction" = ["lru", "lfu"]
+[[conditions]]
+name = "tight"
+[[conditions]]
+name = "wide"
+set = { "capacity.size" = 65536 }
+[[hypotheses]]
+id = "null"
+claim = "Nothing changes where all fits."
+why = "Nothing is evicted."
+kind = "null"
+arm = "lfu"
+condition = "wide"
+equal = [{ metric = "computed_tokens", amount = 0.0 }]
+"""
+QUIET = Console(quiet=True, stderr=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.toml").write_text(FILE)
+    return tmp_path / "tiny.toml"
+
+
+def in_this_process(tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch) -> None:
+    """The sweep without its processes (test_experiment_sweep has those)."""
+    for task in tasks:
+        watch.ended(task, attempt(task, out, lambda done: None))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotprefix.lab.experiment.run.sweep", in_this_process)
+        yield
+
+
+def planned(path: Path, **changes: Any) -> Plan:
+    return plan(load(str(path), Changes(**changes)))
+
+
+def go(path: Path, out: Path, **changes: Any) -> ExperimentResult:
+    return run(load(str(path), Changes(**changes)), out, QUIET, jobs=2)
+
+
+def value(found: ExperimentResult, condition: str, arm: str, metric: str) -> list[float]:
+    rows = found.metrics.filter(condition=condition, arm=arm, metric=metric).sort("seed")
+    return rows["value"].to_list()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExperimentResult]:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tiny.toml").write_text(FILE)
+    return folder, go(folder / "tiny.toml", folder / "out")
+
+
+def test_counts_follow_from_the_policy_and_the_capacity(done: tuple[Path, ExperimentResult]) -> None:
+    _, found = done
+    # Six prompts of 16 pages, three rounds; 64 pages hold four: LRU has always dropped what comes next.
+    assert value(found, "tight", "lru", "requests") == [18.0, 18.0]
+    assert value(found, "tight", "lru", "reused_tokens") == [0.0, 0.0]
+    # All fit: the second and third round reuse all but the last page, whose last token is computed.
+    assert value(found, "wide", "lru", "reused_tokens") == [12 * 240.0] * 2
+    assert value(found, "wide", "lfu", "reused_tokens") == [12 * 240.0] * 2
+    assert found.conditions[0].capacity_tokens == 1024
+    assert found.problems == ()
+    assert [(v.hypothesis.id, v.outcome) for v in found.verdicts] == [("null", "as_expected")]
+
+
+def test_the_bound_is_above_every_arm(done: tuple[Path, ExperimentResult]) -> None:
+    _, found = done
+    tight, wide = found.bounds
+    assert (tight.condition, tight.capacity_tokens, tight.total_tokens) == ("tight", 1024, 18 * 256)
+    assert 0 < tight.clairvoyant_tokens < wide.clairvoyant_tokens == 12 * 240
+    assert tight.reused_tokens["lru"] == 0
+    assert all(0 <= reused <= tight.clairvoyant_tokens for reused in tight.reused_tokens.values())
+    assert wide.reused_tokens == {"lru": 12 * 240, "lfu": 12 * 240}
+
+
+def test_arms_of_a_seed_see_the_same_requests(done: tuple[Path, ExperimentResult]) -> None:
+    folder, found = done
+    rows = pl.read_parquet(folder / "out" / "requests.parquet")
+    assert rows.height == 2 * 2 * 2 * 18
+    assert rows.columns[:4] == ["condition", "arm", "seed", "id"]
+    seen = {
+        key: tuple(part.sort("id").select("trace_id", "arrival_s").rows())
+        for key, part in rows.partition_by("condition", "arm", "seed", as_dict=True).items()
+    }
+    one, two = seen["tight", "lru", 1], seen["tight", "lru", 2]
+    assert one != two
+    assert all(requests == (one if key[2] == 1 else two) for key, requests in seen.items())
+    held = pl.read_parquet_metadata(folder / "out" / "requests.parquet")
+    assert held["hotprefix.experiment"] == found.spec_hash
+
+
+def test_a_second_run_does_nothing_again_and_a_damaged_one_is_redone(
+    path: Path, done: tuple[Path, ExperimentResult]
+) -> None:
+    folder, found = done
+    out = folder / "out"
+    before = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.parquet")}
+    assert len(before) == 8 * 3
+    spoilt = next(p for p in before if p.name == "windows.parquet")
+    content = spoilt.read_bytes()
+    spoilt.write_bytes(content[: len(content) // 2])
+    again = go(path, out)
+    after = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.parquet")}
+    assert {p.parent for p in after if after[p] != before[p]} == {spoilt.parent}
+    assert spoilt.read_bytes() == content
+    assert again.metrics.equals(found.metrics)
+    assert again.spec_hash == found.spec_hash
+
+
+def test_whatever_decides_a_result_is_in_the_hash_and_nothing_else(path: Path, tmp_path: Path) -> None:
+    first = planned(path)
+    assert planned(path).identity == first.identity
+    assert len({task.key for task in first.tasks}) == 8
+    changed = [
+        planned(path, limit=17), planned(path, seeds=3), planned(path, sets=("kernel.order=lpm",)),
+        planned(path, sets=("load.speed=2",)), planned(path, sets=("trace.params.output=5",)),
+        planned(path, sets=("slo.ttft_s=1",)), planned(path, sets=("cost=llama-3.3-70b.2xh100.fp8",)),
+    ]  # fmt: skip
+    assert len({first.identity, *(p.identity for p in changed)}) == len(changed) + 1
+    (tmp_path / "elsewhere").mkdir()
+    moved = tmp_path / "elsewhere" / "other.toml"
+    moved.write_text(FILE)
+    assert planned(moved).identity == first.identity
+    # The objectives judge runs; they do not change one.
+    assert {t.key for t in planned(path, sets=("slo.ttft_s=1",)).tasks} == {t.key for t in first.tasks}
+    # More seeds keep the runs there are.
+    assert {t.key for t in first.tasks} < {t.key for t in planned(path, seeds=3).tasks}
+
+
+def test_a_trace_file_is_known_by_its_content(path: Path, tmp_path: Path) -> None:
+    row = '{"timestamp": %d, "input_length": 700, "output_length": 2, "hash_ids": [1, %d]}\n'
+    one, two, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "c.jsonl"
+    one.write_text("".join(row % (1000 * n, 2 + n) for n in range(4)))
+    two.write_text(one.read_text())
+    other.write_text(one.read_text().replace("700", "701"))
+    keys = [[t.key for t in planned(path, trace=str(p)).tasks] for p in (one, two, other)]
+    assert keys[0] == keys[1]
+    assert not set(keys[0]) & set(keys[2])
+
+
+def test_where_no_seed_matters_there_is_one_run(path: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "a.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n')
+    found = planned(path, trace=str(trace), seeds=3)
+    assert {place: [t.seed for t in some] for place, some in found.runs.items()} == {
+        (condition, arm): [1] for condition in ("tight", "wide") for arm in ("lru", "lfu")
+    }
+    assert found.runs["tight", "lru"][0].loop is Loop.OPEN
+    assert found.runs["tight", "lru"][0].kernel.page_size == 512
+
+
+def test_capacity_in_sessions_is_that_many_longest_contexts(path: Path) -> None:
+    path.write_text(FILE.replace("size = 1024", 'size = 2.5\nunit = "sessions"'))
+    # A request without a session counts as one: 256 + 4 tokens, pages of 16.
+    assert planned(path).runs["tight", "lru"][0].kernel.total_pages == int(2.5 * 260 // 16)
+
+
+def test_a_trace_without_prefixes_is_refused(path: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
+    with pytest.raises(InputError, match=r"records arrivals and lengths only"):
+        planned(path, trace=str(trace))
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (("load.loop=closed",), r"load.loop=closed"),
+        (("cost=nothing",), r"cost 'nothing': neither a file nor a preset"),
+        (("trace.generate=none",), r"generator 'none': there are"),
+        (("trace.params.prompts=0",), r"churn.prompts=0"),
+        (("load.warm_up=2",), r"bound=true: load.warm_up=2"),
+        (("kernel.page_size=7",), r"bound=true: kernel.page_size=7: give a divisor of .* 16"),
+        (("kernel.tiers.pages=8",), r"bound=true: only L1 has a bound"),
+    ],
+)
+def test_what_only_the_trace_can_tell_is_refused_before_anything_runs(
+    path: Path, tmp_path: Path, sets: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        go(path, tmp_path / "out", sets=sets)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cache_smaller_than_a_request_rejects_it_and_ends(path: Path, tmp_path: Path) -> None:
+    path.write_text(FILE.replace("size = 1024", "size = 128"))
+    found = go(path, tmp_path / "out", seeds=1)
+    assert value(found, "tight", "lru", "rejected") == [18.0]
+    assert value(found, "tight", "lru", "finished") == [0.0]
+    assert value(found, "tight", "lru", "slo_share") == [0.0]
+    assert value(found, "wide", "lru", "rejected") == [0.0]
+    assert found.problems == ()
+
+
+def test_a_run_that_cannot_be_done_is_told_beside_the_others(path: Path, tmp_path: Path) -> None:
+    # Tiers without figures for their links: only the simulator can tell.
+    tiers = '{ "kernel.tiers.pages" = 8, "cost" = "bare.json" }'
+    path.write_text(FILE.replace("bound = true", "").replace('{ "capacity.size" = 65536 }', tiers))
+    cost = json.loads(load_cost("llama-3.1-8b.1xh100.fp8").model_dump_json())
+    cost["links"] = {}
+    (tmp_path / "bare.json").write_text(json.dumps(cost))
+    found = go(path, tmp_path / "out", seeds=1)
+    assert [(p.condition, p.arm, p.kind) for p in found.problems] == [
+        ("wide", "lru", "failed"), ("wide", "lfu", "failed"),
+    ]  # fmt: skip
+    assert "link" in found.problems[0].message
+    assert value(found, "tight", "lru", "requests") == [18.0]
+    (verdict,) = found.verdicts
+    assert verdict.outcome == "inconclusive"
+
+
+def test_shares_of_the_bound_are_each_runs_own() -> None:
+    facts = {
+        "a": [
+            {"total_tokens": 100, "reused_tokens": 20, "clairvoyant_tokens": 40},
+            {"total_tokens": 100, "reused_tokens": 30, "clairvoyant_tokens": 30},
+        ],
+        "b": [{"total_tokens": 100, "reused_tokens": 0, "clairvoyant_tokens": 0}],
+    }
+    assert shares(facts) == {"a": 0.75}
+
+
+def test_the_bound_counts_each_instance_by_itself(path: Path) -> None:
+    task = planned(path).runs["wide", "lru"][0]
+    both = replace(
+        task, settings=task.settings.model_copy(update={"cluster": task.settings.cluster.model_copy(
+            update={"instances": 2, "route": "round_robin"})})
+    )  # fmt: skip
+    output = both.run(lambda done: None)
+    requests = output.tables["requests"]
+    assert requests["instance"].unique().sort().to_list() == [0, 1]
+    assert output.facts["bound"]["reused_tokens"] == output.facts["bound"]["clairvoyant_tokens"]
+    assert output.facts["bound"]["reused_tokens"] == int(requests["cached_l1"].sum())
+
+
+def test_a_bound_of_nothing_executed_is_zero(path: Path) -> None:
+    task = planned(path).runs["wide", "lru"][0]
+    requests = task.run(lambda done: None).tables["requests"].clear()
+    assert bound_facts([], requests, KernelConfig(total_pages=4, eviction=Eviction.LRU), 16) == {
+        "total_tokens": 0, "reused_tokens": 0, "clairvoyant_tokens": 0,
+    }  # fmt: skip
