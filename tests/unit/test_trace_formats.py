@@ -41,7 +41,7 @@ def test_mooncake_rows_become_requests(tmp_path: Path) -> None:
     assert (trace.name, trace.block_size, trace.has_prefixes, trace.has_sessions) == ("m", 512, True, False)
     first, second = trace
     assert (first.id, first.input_length, first.output_length) == ("1", 1000, 5)
-    assert (first.blocks.dtype, first.blocks.tolist(), second.blocks.tolist()) == ("int32", [0, 1], [0, 2])
+    assert (first.blocks.dtype, first.blocks.tolist(), second.blocks.tolist()) == ("int32", [7, 9], [7, 10])
     assert (first.arrival_s, second.arrival_s) == (0.0, 0.5)
     assert [request.id for request in trace] == ["1", "2"], "it can be read again"
 
@@ -86,9 +86,14 @@ def test_a_bad_line_is_named_and_can_be_skipped(tmp_path: Path, line: Any, says:
     assert trace.report.skipped == 1, "a second reading counts anew"
 
 
-def test_ids_of_any_size_are_renumbered(tmp_path: Path) -> None:
+def test_large_ids_are_numbered_anew_from_the_start_or_not_at_all(tmp_path: Path) -> None:
     rows = [mooncake(hash_ids=[2**63, 5]), mooncake(hash_ids=[2**63, 2**80])]
     assert blocks_of(write_lines(tmp_path / "m.jsonl", rows)) == [[0, 1], [0, 2]]
+    rows = [mooncake(hash_ids=[2**31 - 1, 5]), mooncake(hash_ids=[2**31 - 1, 2**31])]
+    path = write_lines(tmp_path / "m.jsonl", rows)
+    with pytest.raises(BadTrace, match="line 2: hash_ids: 2147483648 is beyond int32"):
+        list(open_trace(path))
+    assert blocks_of(path, skip_bad=True) == [[2**31 - 1, 5]]
 
 
 def test_another_block_size_can_be_given(tmp_path: Path) -> None:
@@ -303,7 +308,7 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
 def test_answers_are_found_in_the_prompt_that_goes_on(tmp_path: Path) -> None:
     rows = [
         row(tokens=200, out=100),
-        row(5, tokens=400, parent=0, keep=3),
+        row(5, tokens=400, parent=0, keep=3, out=100),
         row(9, tokens=448, parent=1, keep=5),
     ]
     path = write_lines(tmp_path / "c.jsonl", [session(rows)])
@@ -312,6 +317,19 @@ def test_answers_are_found_in_the_prompt_that_goes_on(tmp_path: Path) -> None:
     assert found[0] is not None
     assert found[0].tolist() == [3], "tokens 192 to 256 of the context, prompt's end and answer"
     assert found[1:] == [None, None], "row 2 changes row 1's last block, so it does not go on"
+    prompts = [r.blocks.tolist() for r in open_trace(path, assumed=Assumed(answers=True))]
+    assert prompts[0] == [0, 1, 2, 3], "block 3 is the prompt's partial one, and the answer completes it"
+
+
+def test_the_last_token_of_an_answer_has_no_kv(tmp_path: Path) -> None:
+    for out, blocks in ((64, None), (65, [3])):
+        rows = [row(tokens=192, out=out), row(5, tokens=320, parent=0, keep=3)]
+        first, _ = open_trace(
+            write_lines(tmp_path / "c.jsonl", [session(rows)]), assumed=Assumed(answers=True)
+        )
+        assert first.blocks.tolist() == [0, 1, 2]
+        found = first.output_blocks
+        assert (None if found is None else found.tolist()) == blocks
 
 
 def test_session_starts(tmp_path: Path) -> None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Final
 
+import numpy as np
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from hotprefix.lab.trace.clock import Clock
-from hotprefix.lab.trace.fields import STRICT, Names, Outputs, Stamp, Tokens, check_blocks
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.fields import INT32_MAX, STRICT, Names, Outputs, Stamp, Tokens, check_blocks
+from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 BLOCK_SIZE: Final = 512
 NOTES: Final = (
-    "blocks: the file's hash_ids, renumbered in order of first appearance; the partial last block has one",
+    "blocks: the file's hash_ids (numbered anew where they do not fit int32); the partial last block has one",
     "answers: their blocks are not recorded, so nothing of an answer is reused",
     "no sessions: arrivals are fixed (open loop)",
 )
@@ -42,7 +43,8 @@ class Mooncake:
     def __init__(self, block_size: int, clock: Clock) -> None:
         self._block_size = block_size
         self._clock = clock
-        self._names = Names()
+        self._names: Names | None = None
+        self._begun = False
 
     def take(self, line: int, raw: bytes) -> Sequence[TraceRequest]:
         row = _LINE.validate_json(raw)
@@ -53,7 +55,19 @@ class Mooncake:
             id=str(line),
             input_length=row.input_length,
             output_length=row.output_length,
-            blocks=self._names.of(row.hash_ids),
+            blocks=self._blocks(row.hash_ids),
             arrival_s=self._clock.seconds(row.timestamp, "timestamp"),
         )
         return (request,)
+
+    def _blocks(self, hashes: list[int]) -> Blocks:
+        """Ids as they are, which costs no memory, unless the file's first are too large for that."""
+        largest = max(hashes)
+        if not self._begun:
+            self._begun = True
+            self._names = Names() if largest > INT32_MAX else None
+        if self._names is not None:
+            return self._names.of(hashes)
+        if largest > INT32_MAX:
+            raise ValueError(f"hash_ids: {largest} is beyond int32, and the file's first ids were not")
+        return np.array(hashes, dtype=np.int32)
