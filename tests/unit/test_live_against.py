@@ -154,7 +154,10 @@ def test_a_fault_is_told_as_one(believed: Believed) -> None:
     level = replace(believed.levels[2], order_parity=False, diverged=("k step", "k stall"))
     broken = replace(believed, levels=(*believed.levels[:2], level))
     assert not broken.reuse_equal
-    assert "this is a fault of ours. First difference: live k step; simulated k stall" in render(broken)
+    assert (
+        "fault of ours. 0 of 9 requests reuse other tokens. First difference: live k step; simulated k stall"
+        in render(broken)
+    )
 
 
 def test_the_same_is_told_as_table_page_and_json(believed: Believed) -> None:

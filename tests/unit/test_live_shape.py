@@ -128,7 +128,7 @@ def test_a_comparison_by_hand() -> None:
     assert (found.reused, found.input_tokens, found.makespan_s) == (48, 300, 5.0)
     assert (found.steps_live, found.steps_simulated, found.steps_equal) == (3, 3, 2)
     assert not found.events_equal
-    assert found.diverged == ("k step, step 2", "k step, step 9")
+    assert found.diverged == ("step (step 2)", "step (step 9)")
     ttft, queue, completion = found.times
     assert (ttft.live_p50_s, ttft.error_p50_s, ttft.relative_p50) == (2.0, 0.0, 0.0)
     assert ttft.error_p95_s == pytest.approx(2.45 - 2.9)

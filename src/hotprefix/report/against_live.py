@@ -21,8 +21,8 @@ from hotprefix.report.text import DASH, seconds
 
 TITLE = "The simulator against the engine"
 DECISIONS = (
-    "load", "requests", "prompt tokens", "reused live", "reuse otherwise", "steps live", "steps simulated",
-    "same steps", "same with the live order",
+    "load", "requests", "reuse otherwise", "same in live order", "reused", "of prompt tokens",
+    "steps live / simulated", "same steps",
 )  # fmt: skip
 TIMES = ("load", "time", "live p50", "error", "live p95", "error", "typical error")
 
@@ -91,17 +91,17 @@ def _reason(level: Level) -> str:
         else "and not because of the order alone: this is a fault of ours"
     )
     return (
-        f"{level.name}: {len(level.differ)} of {level.requests} requests reuse other tokens, {cause}. First "
-        f"difference: live {live}; simulated {simulated}."
+        f"{level.name}: decisions differ, {cause}. {len(level.differ)} of {level.requests} requests reuse "
+        f"other tokens. First difference: live {live}; simulated {simulated}."
     )
 
 
 def _decisions(found: Believed) -> list[tuple[str, ...]]:
     return [
         (
-            level.name, str(level.requests), f"{level.input_tokens:,}", f"{level.reused:,}",
-            str(len(level.differ)), str(level.steps_live), str(level.steps_simulated),
-            "all" if level.events_equal else f"first {level.steps_equal}", _yes(level.order_parity),
+            level.name, str(level.requests), str(len(level.differ)), _yes(level.order_parity),
+            f"{level.reused:,}", f"{level.input_tokens:,}", f"{level.steps_live} / {level.steps_simulated}",
+            "all" if level.events_equal else f"first {level.steps_equal}",
         )
         for level in found.levels
     ]  # fmt: skip
@@ -118,13 +118,17 @@ def _times(found: Believed) -> list[tuple[str, ...]]:
 
 
 def _error(amount: float, relative: float | None) -> str:
-    sign = "−" if amount < 0 else "+"
+    text = seconds(abs(amount))
+    sign = "" if text == seconds(0.0) else "−" if amount < 0 else "+"
     share = "" if relative is None else f" ({_percent(relative)})"
-    return f"{sign}{seconds(abs(amount))}{share}"
+    return f"{sign}{text}{share}"
 
 
 def _percent(share: float | None) -> str:
-    return DASH if share is None else f"{share * 100:+.0f} %".replace("-", "−")
+    if share is None:
+        return DASH
+    whole = round(share * 100)
+    return f"{whole:+d} %".replace("-", "−") if whole else "0 %"
 
 
 def _yes(value: bool | None) -> str:

@@ -150,4 +150,6 @@ def _divergence(live: Sequence[Record], predicted: Sequence[Record]) -> tuple[st
 def _told(events: Sequence[Record], index: int) -> str:
     if index >= len(events):
         return "nothing more"
-    return ", ".join(f"{key} {value}" for key, value in events[index].items())
+    fields = dict(events[index])
+    kind = fields.pop("k")
+    return f"{kind} ({', '.join(f'{key} {value}' for key, value in fields.items())})"

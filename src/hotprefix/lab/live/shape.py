@@ -1,8 +1,8 @@
 """A trace small enough to be run for real. Owns: `small`, and the two ways in which its requests arrive.
 
 Rules: what is shared stays shared: a block of the trace becomes a block of fewer tokens and keeps its id, so
-only lengths shrink. Prompts must not depend on what a model says, so recorded answers
-go. Requests that the engine could never run are left out and counted.
+only lengths shrink. Prompts must not depend on what a model says, so recorded answers go. Requests that the
+engine could never run are left out and counted.
 """
 
 from __future__ import annotations
