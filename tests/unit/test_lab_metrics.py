@@ -116,6 +116,12 @@ def test_repeated_work_is_cost_and_never_reuse() -> None:
     assert found["net_l1_hit_loss_share"] is None
 
 
+def test_one_token_of_a_prompt_is_always_new() -> None:
+    """A prompt that an endless cache knows whole still needs its last token computed."""
+    found = of(request(0, ideal_tokens=100, cached_l1=96, computed_tokens=4))
+    assert (found["duplication_factor"], found["reuse_of_ideal"]) == (4.0, 96 / 99)
+
+
 def test_the_request_chain() -> None:
     row = request(
         0, matched_at_enqueue=60, matched_at_admission=44, retained_tokens=20, restored_l2_tokens=16,

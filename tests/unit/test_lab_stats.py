@@ -125,7 +125,12 @@ def test_an_interval_is_never_narrower_than_students_t() -> None:
     error = spread.std(ddof=1) / np.sqrt(10)
     assert half_width(spread, 0.95) >= 2.262 * error
     assert half_width(spread, 0.99) > half_width(spread, 0.95)
-    assert half_width(np.array([0.0, 0.0, 0.0, 1.0]), 0.95) < np.inf
+
+
+def test_sections_that_are_equal_but_for_rounding_do_not_blow_an_interval_up() -> None:
+    spread = np.array([0.1, 0.1 + 1e-17, 0.3 - 0.2, 0.1, 0.1, 0.1, 0.7 - 0.6, 5.0]) - 0.7
+    error = spread.std(ddof=1) / np.sqrt(8)
+    assert half_width(spread, 0.95) < 20 * error
 
 
 def test_different_seeds_are_not_compared() -> None:

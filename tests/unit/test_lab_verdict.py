@@ -67,8 +67,8 @@ def test_the_mechanism_must_reduce_the_loss(change: float, width: float, expecte
 @pytest.mark.parametrize(
     ("ttft", "computed", "expected", "words"),
     [
-        (-0.20, 0.00, Outcome.SUPPORTED, "ttft_mean_s falls"),
-        (0.00, -0.20, Outcome.SUPPORTED, "computed_tokens falls"),
+        (-0.20, 0.00, Outcome.SUPPORTED, "ttft_mean_s: falls"),
+        (0.00, -0.20, Outcome.SUPPORTED, "computed_tokens: falls"),
         (0.00, 0.00, Outcome.REFUTED, "the gain does not reach service"),
         (0.10, 0.20, Outcome.REFUTED, "the gain does not reach service"),
     ],
@@ -98,7 +98,7 @@ def test_whether_a_gain_reaches_service_may_stay_open() -> None:
 def test_a_hit_rate_gained_at_the_cost_of_cold_requests_is_refuted() -> None:
     found = outcome(HARM, spread("reuse_share", 0.5, 0.2), spread("cold.ttft_p95_s", 3.0, 0.3))
     assert found.outcome is Outcome.REFUTED
-    assert found.reason == "reuse_share rises, but cold.ttft_p95_s is worse than tolerated"
+    assert found.reason == "reuse_share: rises, but cold.ttft_p95_s: worse than tolerated"
 
 
 def test_harm_that_is_not_excluded_leaves_it_open() -> None:

@@ -87,7 +87,7 @@ def test_the_answer_comes_first_with_each_claim_its_interval_and_verdict(page: s
     assert text.index("Of 5 claims") < text.index(HYPOTHESES[0].claim) < text.index("What was compared")
     for one in HYPOTHESES:
         assert one.claim in text
-    assert "Reused rises, but cold TTFT p50 is worse than tolerated." in text
+    assert "Reused: rises, but cold TTFT p50: worse than tolerated." in text
     assert re.search(
         r"net L1 hit loss must fall by 5 % or more: 29\.7 % → 12\.5 %, −58 % \[−\d+, −\d+\] holds", text
     )
@@ -153,7 +153,7 @@ def test_summary_json_is_the_contract(result: ExperimentResult, written: tuple[P
     assert found["spec_hash"] == result.spec_hash
     assert found["problems"][0]["seed"] == 2
     assert "supported" in screen
-    assert "net_l1_hit_loss_share falls" in screen
+    assert "net_l1_hit_loss_share: falls" in screen
     assert "out of <memory>" in screen
 
 
@@ -205,6 +205,8 @@ def test_what_lies_beyond_the_end_is_never_a_dash(result: ExperimentResult) -> N
         ("l2_l1_bytes", 3.2e9, "3.2 GB"), ("l2_l1_bytes", 512.0, "512 B"),
         ("l2_l1_bandwidth", 2.147e9, "2.1 GB/s"),
         ("duplication_factor", 1.4567, "1.46"), ("stalls", 0.0, "0"), ("stalls", None, "–"),
+        ("goodput_rps", 0.1034, "0.103"), ("scheduler_share", 0.000123, "0.012 %"),
+        ("scheduler_share", 0.0, "0.0 %"),
     ],
 )  # fmt: skip
 def test_values_are_written_in_their_unit(metric: str, amount: float | None, text: str) -> None:

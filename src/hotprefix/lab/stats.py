@@ -31,6 +31,7 @@ METHOD: Final = (
     f"symmetric studentised bootstrap over at least {SECTIONS} paired sections, not narrower than Student's t"
 )
 _RESAMPLES: Final = 2000
+_ROUNDING: Final = 1e-9
 _FEWEST: Final = 4
 _SIGN_TEST: Final = 6  # as many equal signs have a two-sided p of 2 / 2**6 = 0.031
 
@@ -94,8 +95,9 @@ def half_width(spread: NDArray[np.float64], confidence: float) -> float:
     samples = spread[np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))]
     errors = samples.std(axis=1, ddof=1) / math.sqrt(count)
     distances = np.abs(samples.mean(axis=1) - spread.mean())
-    # A sample without spread says nothing of how far off a mean is in units of its spread.
-    scores = distances[errors > 0] / errors[errors > 0]
+    # A sample without spread (but for rounding) says nothing of how far off a mean is in units of its spread.
+    vary = errors > _ROUNDING * float(np.abs(spread).max())
+    scores = distances[vary] / errors[vary]
     drawn = float(np.quantile(scores, confidence)) if len(scores) else 0.0
     return error * max(drawn, float(stats.t.ppf((1 + confidence) / 2, count - 1)))
 

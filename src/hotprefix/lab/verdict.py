@@ -120,30 +120,30 @@ def _state(
     amount = tolerance.amount
     if want == "equal":
         if -amount <= low and high <= amount:
-            return State.HOLDS, f"{name} stays within the tolerance"
+            return State.HOLDS, f"{name}: within the tolerance"
         outside = low > amount or high < -amount
-        return (State.FAILS if outside else State.OPEN), f"{name} {'changes' if outside else 'may change'}"
+        return (State.FAILS if outside else State.OPEN), f"{name}: {'changes' if outside else 'may change'}"
     if want == "not_worse":
         if low >= -amount:
-            return State.HOLDS, f"{name} is not worse than tolerated"
+            return State.HOLDS, f"{name}: not worse than tolerated"
         worse = high < -amount
         return (
             State.FAILS if worse else State.OPEN
-        ), f"{name} {'is' if worse else 'may be'} worse than tolerated"
+        ), f"{name}: {'' if worse else 'may be '}worse than tolerated"
     verb = "fall" if METRICS[name].better == "lower" else "rise"
     if low > 0 and gain >= amount:
-        return State.HOLDS, f"{name} {verb}s"
+        return State.HOLDS, f"{name}: {verb}s"
     if high < amount or high <= 0:
-        return State.FAILS, f"{name} does not {verb}{' by what matters' if low > 0 else ''}"
-    return State.OPEN, f"{name} may or may not {verb}{' by what matters' if low > 0 else ''}"
+        return State.FAILS, f"{name}: does not {verb}{' by what matters' if low > 0 else ''}"
+    return State.OPEN, f"{name}: may or may not {verb}{' by what matters' if low > 0 else ''}"
 
 
 def _state_beyond(want: str, found: Comparison) -> tuple[State, str]:
     """One of the two lies beyond the replay's end, which is worse than any figure."""
     name, worse = found.metric, found.beyond == "arm"
     if want == "equal":
-        return State.FAILS, f"{name} lies beyond the replay's end in one of the two only"
-    text = f"{name} lies beyond the replay's end in the {'arm' if worse else 'baseline'} only"
+        return State.FAILS, f"{name}: beyond the replay's end in one of the two only"
+    text = f"{name}: beyond the replay's end in the {'arm' if worse else 'baseline'} only"
     return (State.FAILS if worse else State.HOLDS), text
 
 

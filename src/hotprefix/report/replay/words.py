@@ -19,6 +19,8 @@ _CAPITALS = {name: name.upper() for name in ("ttft", "tpot", "slo", "l1", "l2", 
     "tps": "tokens/s", "rps": "requests/s",
 }  # fmt: skip
 
+_SMALL = 0.0005  # a share that 0.1 % is too coarse for
+
 OUTCOMES = {
     Outcome.SUPPORTED: "supported",
     Outcome.REFUTED: "refuted",
@@ -65,12 +67,12 @@ def amount_of(unit: str, amount: float) -> str:
     if unit == "seconds":
         return seconds(amount)
     if unit == "share":
-        return f"{amount * 100:.1f} %"
+        return f"{amount * 100:.2g} %" if 0 < amount < _SMALL else f"{amount * 100:.1f} %"
     if unit in ("bytes", "bytes/s"):
         text = large(amount)
         return f"{text}{'' if text[-1].isalpha() else ' '}B{unit.removeprefix('bytes')}"
     if unit == "ratio" or unit.endswith("/s"):
-        return large(amount, 2)
+        return f"{amount:.3g}" if 0 < amount < 1 else large(amount, 2)
     return large(amount, 0 if amount == round(amount) else 1)
 
 
