@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from hotprefix.cli import app
 from hotprefix.commands import against_live as command
 from hotprefix.engine.bare import Bare
+from hotprefix.errors import InputError
 from hotprefix.kernel.config import KernelConfig, Publication
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.live.against import Believed, Options, against_live
@@ -191,3 +194,16 @@ def test_the_command_writes_both_files(
     parsed = json.loads((tmp_path / "out" / "against-live.json").read_text())
     assert (parsed["trace"], parsed["requests"], parsed["reuse_equal"]) == ("sample:agents", 4, True)
     assert "The simulator against the engine" in (tmp_path / "out" / "against-live.html").read_text()
+
+
+def test_the_flag_takes_no_experiment_and_its_options_nothing_else(tmp_path: Path) -> None:
+    def error(line: str) -> str:
+        done = CliRunner().invoke(app, line)
+        assert isinstance(done.exception, InputError), done.output
+        return str(done.exception)
+
+    assert "give --out DIR and no experiment" in error(f"replay x --against-live --out {tmp_path}")
+    assert "give --out DIR and no experiment" in error("replay --against-live")
+    assert "--clock: only with --against-live" in error(f"replay x --out {tmp_path} --clock cpu")
+    assert "presets: " in error(f"replay --against-live --out {tmp_path} --cost nothing")
+    assert "the samples are" in error(f"replay --against-live --out {tmp_path} --trace sample:none")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json as jsonlib
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -32,13 +32,30 @@ def replay(
     ray: Annotated[bool, typer.Option("--ray", help="Run through Ray, started here.")] = False,
     ray_address: Annotated[str | None, typer.Option(help="Run on this Ray cluster (or: auto).")] = None,
     force: Annotated[bool, typer.Option(help="Take over --out from another experiment.")] = False,
+    against_live: Annotated[
+        bool, typer.Option("--against-live", help="Run a small trace on the engine and in the simulator.")
+    ] = False,
+    cost: Annotated[str | None, typer.Option(help="With --against-live: cost model file or preset.")] = None,
+    model: Annotated[str | None, typer.Option(help="With --against-live: as for serve.")] = None,
+    threads: Annotated[int | None, typer.Option(help="With --against-live: CPU threads.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="With --against-live: about so long.")] = None,
+    clock: Annotated[str | None, typer.Option(help="With --against-live: wall, or cpu.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the shipped experiments.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout too.")] = False,
 ) -> None:
     """Replay a trace under several policies and say which claims hold.
 
     Example: hotprefix replay refresh-off-on --out out/refresh
+
+    Example: hotprefix replay --against-live --out out/live
     """
+    live = {"cost": cost, "model": model, "threads": threads, "seconds": seconds, "clock": clock}
+    given = {name: value for name, value in live.items() if value is not None}
+    if against_live:
+        _against_live(experiment, trace, out, limit, given, json)
+        return
+    if given:
+        raise InputError(f"--{next(iter(given))}: only with --against-live; an experiment names its own")
     from hotprefix.lab.experiment.load import Changes, load, shipped
 
     if list_:
@@ -68,6 +85,17 @@ def replay(
             f"{len(found.problems)} runs have no result; the same command tries them again", style="red"
         )
         raise typer.Exit(1)
+
+
+def _against_live(
+    experiment: str | None, trace: str | None, out: Path | None, limit: int | None, given: dict[str, Any],
+    json: bool,
+) -> None:  # fmt: skip
+    from hotprefix.commands.against_live import run
+
+    if experiment is not None or out is None:
+        raise InputError("--against-live: give --out DIR and no experiment (--trace takes the trace)")
+    run(trace, out, stderr, limit=limit, json=json, **given)
 
 
 def _table(questions: dict[str, str]) -> str:
