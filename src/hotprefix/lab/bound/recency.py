@@ -57,8 +57,6 @@ class _Recent:
             here = max(0, min(stop, self._stop[request]) - first)
             self._count[request] -= here
             found += here
-            if here < stop - first:
-                break
         self._stop.append(length)
         self._count.append(length)
         self._room -= length - found
