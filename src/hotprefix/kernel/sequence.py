@@ -118,17 +118,16 @@ class Sequence:
     def owned(self) -> list[int]:
         return self.table[self.shared :]
 
-    def append(self, sampled: int | bytes) -> None:
-        """One sampled token, or several, become known; the last has no KV yet (handed case 24)."""
-        words = (
-            sampled.to_bytes(tk.TOKEN_BYTES, "little", signed=True) if isinstance(sampled, int) else sampled
-        )
+    def append(self, sampled: int | bytes) -> int:
+        """One sampled token, or several, become known; the last, returned, has no KV yet (handed case 24)."""
+        words = tk.word(sampled) if isinstance(sampled, int) else sampled
         self.known += words
         if self.key is not self.known:
             self.key += words
         count = len(words) // tk.TOKEN_BYTES
         self.length += count
         self.outputs += count
+        return tk.last(words)
 
     def restart(self) -> None:
         """Back to waiting with everything known so far as the new prefill target."""

@@ -33,6 +33,11 @@ def count(tokens: bytes | bytearray) -> int:
     return len(tokens) // TOKEN_BYTES
 
 
+def word(token: int) -> bytes:
+    """One token."""
+    return token.to_bytes(TOKEN_BYTES, "little", signed=True)
+
+
 def last(tokens: bytes) -> int:
     """The last of at least one token."""
     return int.from_bytes(tokens[-TOKEN_BYTES:], "little", signed=True)

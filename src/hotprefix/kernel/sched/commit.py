@@ -15,7 +15,7 @@ from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan
 from hotprefix.kernel.sched.publish import publishable
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State, progress_of
-from hotprefix.kernel.tokens import TOKEN_BYTES, last
+from hotprefix.kernel.tokens import TOKEN_BYTES
 
 MIN_PREFILL = 64
 PREFILL_SHARE = 0.9
@@ -39,56 +39,70 @@ class Committer:
             self._learn(plan, outcome)
         progress = []
         for chunk in plan.chunks:
-            done = self._advance(s.sequences[chunk.request], chunk, outcome)
+            seq = s.sequences[chunk.request]
+            done = (self._prefilled if chunk.prefill else self._decoded)(seq, chunk, outcome)
             if done is not None:
                 progress.append(done)
         self._count_step(plan, True, outcome.repeats)
         return tuple(progress)
 
-    def _advance(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress | None:
-        s = self._s
-        stop = chunk.stop + outcome.repeats - 1
-        if chunk.prefill:
-            self._count_prefill(seq, chunk.start, stop)
-        else:
-            s.counters.computed_output_tokens += stop - chunk.start
-            seq.computed_total += stop - chunk.start
-            seq.highest = stop
-        seq.computed = stop
-        prefilled = chunk.prefill and stop >= seq.target
-        if prefilled and s.emit.on:
-            s.emit(ev.PrefillDone(s.now, seq.request.id, seq.cached, seq.computed_total))
-        token, finish = self._sampled(seq, chunk, outcome)
+    def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress:
+        """One position a repeat, each of which samples; the step's commonest chunk."""
+        s, start = self._s, chunk.start
+        stop = seq.computed = seq.highest = start + outcome.repeats
+        seq.computed_total += outcome.repeats
+        s.counters.computed_output_tokens += outcome.repeats
+        if seq.aborted:
+            return s.end(seq, Finish.ABORT)
+        token, finish = self._sampled(seq, outcome)
         if finish is not None:
             return s.end(seq, finish, token)
         page = s.config.page_size
-        if chunk.prefill or stop // page > min(seq.shared, chunk.start // page):
-            s.tables.settled(seq)
-            s.publish(seq, publishable(s.rules, seq, ended=False))
-            s.save_published(seq)
-        if prefilled and s.config.flight is Flight.EXACT_PREFILL:
-            s.release_flight(seq)
-        if s.suspects and stop >= seq.suspect_until and s.suspects.pop(seq.request.id, None) is not None:
-            seq.failures = 0
-        if token is None:
-            return None
+        if stop // page > min(seq.shared, start // page):
+            self._publish(seq)
+        if s.suspects:
+            self._trust(seq)
         return progress_of(seq, token)
 
-    def _sampled(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> tuple[int | None, Finish | None]:
+    def _prefilled(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress | None:
+        s = self._s
+        self._count_prefill(seq, chunk.start, chunk.stop)
+        seq.computed = chunk.stop
+        done = not seq.prefilling
+        if done and s.emit.on:
+            s.emit(ev.PrefillDone(s.now, seq.request.id, seq.cached, seq.computed_total))
         if seq.aborted:
-            return None, Finish.ABORT
-        if not chunk.samples:
-            return None, None
-        sampled = outcome.sampled[chunk.request]
-        seq.append(sampled)
-        token = sampled if isinstance(sampled, int) else last(sampled)
-        if seq.outputs == 1 and self._s.emit.on:
-            self._s.emit(ev.FirstToken(self._s.now, seq.request.id))
-        if outcome.stopped and chunk.request in outcome.stopped:
+            return s.end(seq, Finish.ABORT)
+        token: int | None = None
+        if chunk.samples:
+            token, finish = self._sampled(seq, outcome)
+            if seq.outputs == 1 and s.emit.on:
+                s.emit(ev.FirstToken(s.now, seq.request.id))
+            if finish is not None:
+                return s.end(seq, finish, token)
+        self._publish(seq)
+        if done and s.config.flight is Flight.EXACT_PREFILL:
+            s.release_flight(seq)
+        self._trust(seq)
+        return None if token is None else progress_of(seq, token)
+
+    def _sampled(self, seq: Sequence, outcome: StepOutcome) -> tuple[int, Finish | None]:
+        request = seq.request
+        token = seq.append(outcome.sampled[request.id])
+        if outcome.stopped and request.id in outcome.stopped:
             return token, Finish.STOP
-        if seq.outputs >= seq.request.max_tokens:
-            return token, Finish.LENGTH
-        return token, None
+        return token, Finish.LENGTH if seq.outputs >= request.max_tokens else None
+
+    def _publish(self, seq: Sequence) -> None:
+        s = self._s
+        s.tables.settled(seq)
+        s.publish(seq, publishable(s.rules, seq, ended=False))
+        s.save_published(seq)
+
+    def _trust(self, seq: Sequence) -> None:
+        """A suspect that got past the point of failure is none any more."""
+        if seq.computed >= seq.suspect_until and self._s.suspects.pop(seq.request.id, None) is not None:
+            seq.failures = 0
 
     def _count_prefill(self, seq: Sequence, start: int, stop: int) -> None:
         count = self._s.counters
