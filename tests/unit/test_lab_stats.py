@@ -128,7 +128,8 @@ def test_an_interval_is_never_narrower_than_students_t() -> None:
 
 
 def test_sections_that_are_equal_but_for_rounding_do_not_blow_an_interval_up() -> None:
-    spread = np.array([0.1, 0.1 + 1e-17, 0.3 - 0.2, 0.1, 0.1, 0.1, 0.7 - 0.6, 5.0]) - 0.7
+    nearly = np.nextafter(-0.6, 0.0)
+    spread = np.array([-0.6, nearly, -0.6, nearly, -0.6, nearly, -0.6, 4.2])
     error = spread.std(ddof=1) / np.sqrt(8)
     assert half_width(spread, 0.95) < 20 * error
 
