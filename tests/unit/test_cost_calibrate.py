@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,15 @@ def test_a_prefill_batch_is_one_chunk_after_its_cached_prefix(bare: Bare) -> Non
     assert [s.point for s in made.samples] == ["prefill 32 after 64", "prefill 16 after 0"]
     assert all(s.seconds > 0 and s.outside_s > 0 for s in made.samples)
     assert not made.loop.has_work
+
+
+def test_a_step_is_split_into_the_forward_pass_and_the_rest(bare: Bare) -> None:
+    """A clock that ticks when it is read: 1 around the inner executor, 2 in the stopwatch in all, and of the
+    4 around the loop's step 2 outside."""
+    made = bench(bare)
+    made.watch.clock = count().__next__
+    made.prefill(0, 16)
+    assert [(s.seconds, s.outside_s) for s in made.samples] == [(1, 2)]
 
 
 def test_a_decode_batch_decodes_alone_and_then_beside_chunks(bare: Bare) -> None:

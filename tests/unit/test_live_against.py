@@ -129,7 +129,7 @@ def believed(bare: Bare) -> Believed:
 
 def test_every_load_is_run_and_the_decisions_are_equal(believed: Believed) -> None:
     names = [level.name for level in believed.levels]
-    assert names == ["one by one", "all at once", "70% of saturation", "95% of saturation"]
+    assert names == ["one by one", "all at once", "at 70%", "at 95%"]
     assert [level.order_parity for level in believed.levels] == [None, True, True, True]
     assert [level.differ for level in believed.levels[:2]] == [(), ()]
     assert believed.reuse_equal
@@ -154,7 +154,7 @@ def test_less_time_means_fewer_requests(bare: Bare) -> None:
 
 
 def test_a_fault_is_told_as_one(believed: Believed) -> None:
-    level = replace(believed.levels[2], order_parity=False, diverged=("k step", "k stall"))
+    level = replace(believed.levels[2], differ=(), order_parity=False, diverged=("k step", "k stall"))
     broken = replace(believed, levels=(*believed.levels[:2], level))
     assert not broken.reuse_equal
     assert (

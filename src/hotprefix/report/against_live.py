@@ -12,6 +12,7 @@ import json
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -47,9 +48,11 @@ def print_tables(found: Believed, console: Console) -> None:
     """The same for a terminal."""
     console.print(answer(found), soft_wrap=True, markup=False)
     for heads, rows in ((DECISIONS, _decisions(found)), (TIMES, _times(found))):
-        table = Table(*heads)
-        for row in rows:
-            table.add_row(*row)
+        table = Table(*heads, box=SIMPLE_HEAD)
+        before = ""
+        for load, *row in rows:
+            table.add_row("" if load == before else load, *row)
+            before = load
         console.print(table)
     for line in reasons(found):
         console.print(line, soft_wrap=True, markup=False)

@@ -199,7 +199,7 @@ class _Rig:
     def _at(self, load: float) -> Level:
         span = len(self._requests) / (self.saturation_rps * load)
         requests = arriving(self._requests, span, self._options.seed)
-        return self._level(f"{load:.0%} of saturation", load, requests, Loop.OPEN)
+        return self._level(f"at {load:.0%}", load, requests, Loop.OPEN)
 
     def _level(self, name: str, load: float | None, requests: Sequence[TraceRequest], loop: Loop) -> Level:
         self._progress(f"{name}: {len(requests)} requests on the engine")
