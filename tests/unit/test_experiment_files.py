@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hotprefix.kernel.config import Refresh
 from hotprefix.lab.experiment.load import Changes, load, shipped
 from hotprefix.lab.experiment.variants import arms, kernel, settings
 from hotprefix.lab.hypothesis import THRASH, Kind, Tolerance
+from hotprefix.lab.metric_names import METRICS
 
 FILE = """
 name = "small"
@@ -91,6 +93,19 @@ def test_a_file_gives_the_settings_of_every_pair(path: Path) -> None:
     assert hypothesis.improves == (Tolerance("lost_tokens", 0.1, "relative"),)
     assert (hypothesis.claim, hypothesis.why) == ("It does.", "One in ten is worth a switch.")
     assert experiment.slo.build().ttft_s == 2.0
+
+
+def test_an_arm_is_applied_after_its_condition(path: Path) -> None:
+    path.write_text(FILE.replace('{ "kernel.refresh" = "off" }', '{ "capacity.size" = 77 }'))
+    experiment = load(str(path))
+    found = {
+        (c.name, a.name): settings(experiment, c, a).capacity.size
+        for c in experiment.conditions
+        for a in arms(experiment)
+    }
+    assert found == {
+        ("tight", "off"): 77, ("tight", "window"): 1024, ("wide", "off"): 77, ("wide", "window"): 4096,
+    }  # fmt: skip
 
 
 def test_factors_make_every_combination_an_arm(path: Path) -> None:
@@ -201,3 +216,13 @@ def test_a_shipped_experiment_loads_and_is_judged_by_rules_that_say_why() -> Non
         assert experiment.name == name
         assert experiment.hypotheses
         assert all(one.why for one in experiment.hypotheses), name
+
+
+def test_the_documented_file_and_metrics_are_the_real_ones(path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    found = re.search(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    path.write_text(found[1])
+    assert load(str(path)).name == "mine"
+    own = [name for name in METRICS if "." not in name and not name.startswith(("l1_l2", "l2_", "l3_"))]
+    assert [name for name in own if f"| `{name}` |" not in text] == []
