@@ -70,6 +70,7 @@ def test_what_was_written_is_read(tmp_path: Path, suffix: str) -> None:
     first = out.read_bytes()
     write_trace(again, out)
     assert out.read_bytes() == first, "equal traces, equal bytes"
+    assert suffix != ".jsonl.gz" or first[4:8] == bytes(4), "a gzip header without its time"
     assert out.stat().st_mode & 0o044, "not only for its owner, as temporary files are"
 
 
