@@ -110,6 +110,15 @@ def test_extremes_and_what_is_beyond_the_horizon_have_no_interval() -> None:
     assert "not served" in found.reason
 
 
+def test_one_seed_beyond_the_horizon_is_not_left_out() -> None:
+    base, arm = [run(s, 1) for s in range(2)], [run(s, 2) for s in range(2)]
+    never = arm[0].requests.with_columns(first_token_s=None, outcome=pl.lit("unfinished"))
+    arm[0] = Run(0, never, arm[0].windows, arm[0].links, 16)
+    found = compare(base, arm, slo=SLO)["ttft_p95_s"]
+    assert (found.beyond, found.arm) == ("arm", None)
+    assert found.base is not None
+
+
 def test_the_relative_change_of_a_negative_baseline_keeps_its_sign() -> None:
     pairs = tuple((-2.0 + d, -1.0 + 2 * d) for d in (-0.2, -0.1, 0.0, 0.1, 0.2))
     found = Comparison("net_l1_hit_loss_share", -2.0, -1.0, pairs)
@@ -125,6 +134,8 @@ def test_an_interval_is_never_narrower_than_students_t() -> None:
     error = spread.std(ddof=1) / np.sqrt(10)
     assert half_width(spread, 0.95) >= 2.262 * error
     assert half_width(spread, 0.99) > half_width(spread, 0.95)
+    # Four sections at two values: no sample is more than 1 standard error off, Student's t says 3.18.
+    assert half_width(np.array([-1.0, -1.0, 1.0, 1.0]), 0.95) == pytest.approx(3.18245 / 3**0.5, rel=1e-5)
 
 
 def test_sections_that_are_equal_but_for_rounding_do_not_blow_an_interval_up() -> None:
