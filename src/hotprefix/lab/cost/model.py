@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -144,9 +145,9 @@ class CostModel(_Frozen):
             part.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
             part.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                part.unlink()
             raise InputError(f"{path}: cannot write the cost model: {error.strerror}", param="out") from error
-        finally:
-            part.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> Self:
