@@ -61,17 +61,18 @@ Schedule = Callable[[float, "Instance"], None]
 
 class Instance:
     """See the module's rules. schedule(when, self): ask to be woken. ended: told of each request's end.
-    most: at most so many repeats of a plan."""
+    most: at most so many repeats of a plan. next_use: predicts when a request's session will be back."""
 
     def __init__(
         self, index: int, config: KernelConfig, cost: CostModel, *, schedule: Schedule, ended: Ended,
         recorder: Recorder, windows: Windows, prompts: PromptMaker, host: HostSide, most: int,
+        next_use: Callable[[Item], float | None],
     ) -> None:  # fmt: skip
         self.index = index
         self.kernel = Kernel(config, sink=recorder.sink)
         self._cost, self._schedule, self._ended = cost, schedule, ended
         self._recorder, self.windows, self._prompts, self._host = recorder, windows, prompts, host
-        self._most = most
+        self._most, self._next_use = most, next_use
         self._inbox: list[tuple[str, Item]] = []
         self._live: dict[str, Live] = {}
         self._poll = 0.0
@@ -132,7 +133,7 @@ class Instance:
             request = Request(
                 name, prompt.tokens, max(1, item.request.output_length),
                 Namespace(model=item.request.namespace), item.request.priority,
-                session=item.request.session,
+                session=item.request.session, next_use_s=self._next_use(item),
             )  # fmt: skip
             try:
                 self.kernel.submit(request, now)

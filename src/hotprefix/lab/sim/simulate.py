@@ -19,6 +19,7 @@ from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.counters import Counters
 from hotprefix.lab.cost.model import CostModel, Links
+from hotprefix.lab.predict import ThinkTimes
 from hotprefix.lab.sim.cluster import ARRIVAL, WAKE, Clock, Route, Router
 from hotprefix.lab.sim.instance import Instance
 from hotprefix.lab.sim.links import wires
@@ -119,6 +120,7 @@ class _Simulation:
             speed=replay.speed,
         )  # fmt: skip
         self._prompts = PromptMaker(block_size)
+        self._think = ThinkTimes()
         self._rows: list[Row] = []
         self._arrived = self._done = 0
         tiers = replay.kernel.tiers
@@ -140,7 +142,7 @@ class _Simulation:
             schedule=lambda when, instance: self._clock.at(when, WAKE, instance.wake),
             ended=self._ended, recorder=Recorder(index, log.put if log is not None else None),
             windows=Windows(index, replay.window_s, config.total_pages), prompts=self._prompts, host=side,
-            most=replay.repeats,
+            most=replay.repeats, next_use=self._next_use,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -148,9 +150,16 @@ class _Simulation:
             self._clock.at(when, ARRIVAL, self._arrival(item))
         self._clock.run(self._replay.horizon_s if self._replay.horizon_s is not None else math.inf)
 
+    def _next_use(self, item: Item) -> float | None:
+        """Seconds from the request's end to its session's next one, by what was seen so far."""
+        request = item.request
+        return None if request.session is None else self._think.expected(self._workload.awaited(request))
+
     def _arrival(self, item: Item) -> Callable[[float], None]:
         def arrive(now: float) -> None:
             self._arrived += 1
+            if item.request.parent is not None:
+                self._think.learn(item.request.kind, item.request.think_s or 0.0)
             name = f"{self._arrived:07d}" if self._arrived > self._replay.warm_up else f"w{self._arrived}"
             self._router.choose(item, self._instances).arrive(name, item, now)
 

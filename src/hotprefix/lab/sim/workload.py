@@ -123,6 +123,13 @@ class Workload:
         while self._open:
             yield self._open.popleft()
 
+    def awaited(self, request: TraceRequest) -> str | None:
+        """The kind of the request that this one's end brings about, which an engine reads off its answer (a
+        tool call, or the last word); None where none is recorded."""
+        session = self._sessions.get(request.session or "")
+        following = session.children.get(request.id) if session is not None else None
+        return following[0].request.kind if following else None
+
     def completed(self, request: TraceRequest, now: float) -> list[Arrival]:
         """What a request's end brings about."""
         if not self._sessions or request.session is None:
