@@ -16,9 +16,11 @@ import polars as pl
 import pytest
 
 from hotprefix.errors import ConfigError, InputError
+from hotprefix.lab.experiment.load import load
+from hotprefix.lab.experiment.plan import plan
 from hotprefix.lab.experiment.ray_sweep import ray_sweep
 from hotprefix.lab.experiment.store import Failure, Output, RunStore
-from hotprefix.lab.experiment.sweep import Task, sweep
+from hotprefix.lab.experiment.sweep import Task, attempt, sweep
 
 HERE = Path(__file__)
 
@@ -204,3 +206,34 @@ def test_an_unreachable_ray_cluster_is_bad_input(tmp_path: Path, marks: Path) ->
     pytest.importorskip("ray")
     with pytest.raises(ConfigError, match=r"--ray 127.0.0.1:1: no cluster there"):
         ray_sweep([Numbers("a", 1, marks)], tmp_path, address="127.0.0.1:1", jobs=1, watch=Told())
+
+
+REAL = """
+name = "real"
+question = "Are the bytes the same?"
+baseline = "lru"
+seeds = 1
+cost = "llama-3.1-8b.1xh100.fp8"
+trace = { generate = "churn", params = { prompts = 5, rounds = 2, prompt = 256, output = 4 } }
+capacity = { size = 1024 }
+factors = { "kernel.eviction" = ["lru", "lfu"] }
+"""
+
+
+def test_a_replay_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "real.toml").write_text(REAL)
+    tasks = plan(load(str(tmp_path / "real.toml"))).tasks
+    here, there, apart = (RunStore(tmp_path / name) for name in ("here", "there", "apart"))
+    for store in (here, there, apart):
+        store.claim("h" * 64, "real", force=False)
+    for task in tasks:
+        assert attempt(task, here.out, lambda done: None) is None
+    sweep(tasks, there.out, jobs=2, watch=Told())
+    ray_sweep(tasks, apart.out, address="local", jobs=2, watch=Told())
+    tables = [
+        {k: v for k, v in files(store).items() if k.endswith(".parquet")} for store in (here, there, apart)
+    ]
+    assert len(tables[0]) == 2 * 3
+    assert tables[1] == tables[0]
+    assert tables[2] == tables[0]
