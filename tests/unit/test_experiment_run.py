@@ -115,7 +115,9 @@ def test_the_bound_is_above_every_arm(done: tuple[Path, ExperimentResult]) -> No
     _, found = done
     tight, wide = found.bounds
     assert (tight.condition, tight.capacity_tokens, tight.total_tokens) == ("tight", 1024, 18 * 256)
-    assert 0 < tight.clairvoyant_tokens < wide.clairvoyant_tokens == 12 * 240
+    # Of 6 x 15 pages that come round and round the best one can do is to keep the same 64 of them.
+    assert tight.clairvoyant_tokens == 2 * 64 * 16
+    assert wide.clairvoyant_tokens == 12 * 240
     assert tight.reused_tokens["lru"] == 0
     assert all(0 <= reused <= tight.clairvoyant_tokens for reused in tight.reused_tokens.values())
     assert wide.reused_tokens == {"lru": 12 * 240, "lfu": 12 * 240}
@@ -269,7 +271,8 @@ def test_shares_of_the_bound_are_each_runs_own() -> None:
 
 
 def test_the_bound_counts_each_instance_by_itself(path: Path) -> None:
-    task = planned(path).runs["wide", "lru"][0]
+    # By turns, five prompts come to the other instance each time: only the third round finds the first's.
+    task = planned(path, sets=("trace.params.prompts=5",)).runs["wide", "lru"][0]
     both = replace(
         task, settings=task.settings.model_copy(update={"cluster": task.settings.cluster.model_copy(
             update={"instances": 2, "route": "round_robin"})})
@@ -277,8 +280,9 @@ def test_the_bound_counts_each_instance_by_itself(path: Path) -> None:
     output = both.run(lambda done: None)
     requests = output.tables["requests"]
     assert requests["instance"].unique().sort().to_list() == [0, 1]
-    assert output.facts["bound"]["reused_tokens"] == output.facts["bound"]["clairvoyant_tokens"]
-    assert output.facts["bound"]["reused_tokens"] == int(requests["cached_l1"].sum())
+    assert output.facts["bound"] == {
+        "total_tokens": 15 * 256, "reused_tokens": 5 * 240, "clairvoyant_tokens": 5 * 240,
+    }  # fmt: skip
 
 
 def test_a_bound_of_nothing_executed_is_zero(path: Path) -> None:
