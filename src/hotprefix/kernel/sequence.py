@@ -1,9 +1,10 @@
 """One request's mutable state inside the kernel. Owns: `Sequence` and its phases.
 
-Rules: `known` tokens, `length` of them, are the prompt and what was sampled; the first `computed` of them
-have KV. What remains is computed in chunks; the chunk that reaches the end of `known` samples. So
-prefill, decode and re-computation after a retraction are one rule, not three. The first `shared` pages of
-the table are the tree's (protected by `handle`), the rest are owned by this sequence alone.
+Rules: `known` tokens, `length` of them, are the prompt and what was sampled (`last` is the last of them);
+the first `computed` have KV. What remains is computed in chunks; the chunk that reaches the end of `known`
+samples. So prefill, decode and re-computation after a retraction are one rule, not three. The first
+`shared` pages of the table are the tree's (protected by `handle`), the rest are owned by this sequence
+alone.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Sequence:
     __slots__ = (
         "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
         "computed_total", "dirty_from", "executed", "failures", "fetch", "fetch_decided", "from_storage",
-        "handle", "highest", "host", "key", "known", "length", "matched_at_enqueue", "memo", "outputs",
-        "overtaken", "phase", "recomputed", "request", "retractions", "saved", "serial", "shared", "slot",
-        "storage", "suspect_until", "table", "target", "target_key",
+        "handle", "highest", "host", "key", "known", "last", "length", "matched_at_enqueue", "memo",
+        "outputs", "overtaken", "phase", "recomputed", "request", "retractions", "saved", "serial", "shared",
+        "slot", "storage", "suspect_until", "table", "target", "target_key",
     )  # fmt: skip
 
     def __init__(self, request: Request, serial: int, arrival: float) -> None:
@@ -47,6 +48,7 @@ class Sequence:
         self.phase = Phase.WAITING
         self.known = bytearray(request.tokens)
         self.length = request.prompt_len
+        self.last = request.tokens[-tk.TOKEN_BYTES :]
         self.key = self.known if request.cache_key is None else bytearray(request.cache_key)
         self.target = request.prompt_len
         self.target_key = request.key
@@ -120,14 +122,15 @@ class Sequence:
 
     def append(self, sampled: int | bytes) -> int:
         """One sampled token, or several, become known; the last, returned, has no KV yet (handed case 24)."""
-        words = tk.word(sampled) if isinstance(sampled, int) else sampled
+        words = sampled if isinstance(sampled, bytes) else tk.word(sampled)
         self.known += words
         if self.key is not self.known:
             self.key += words
         count = len(words) // tk.TOKEN_BYTES
         self.length += count
         self.outputs += count
-        return tk.last(words)
+        self.last = words if count == 1 else words[-tk.TOKEN_BYTES :]
+        return tk.last(self.last)
 
     def restart(self) -> None:
         """Back to waiting with everything known so far as the new prefill target."""

@@ -104,9 +104,7 @@ class Planner:
         while True:
             self._budget = s.config.max_batched_tokens
             self._make_room_for_decodes()
-            for seq in s.running:
-                if seq.length - seq.computed == 1:
-                    self._add_decode(seq)
+            self._add_decodes()
             for seq in self._prefills():
                 if s.preempts:
                     self._admit(above=seq.request.priority)
@@ -189,9 +187,29 @@ class Planner:
         self._record(seq, start, stop)
         return True
 
-    def _add_decode(self, seq: Sequence) -> None:
-        """`_add_chunk` for the one position that a decode, or the rest of a prompt, needs."""
-        start, s = seq.computed, self._s
+    def _add_decodes(self) -> None:
+        """`_add_chunk` for all that need one position: decodes, and rests of prompts. Inside a page no page
+        is to be had and none is completed, so nothing remains but to write the chunk."""
+        page, chunks = self._s.config.page_size, self._chunks
+        for seq in self._s.running:
+            start = seq.computed
+            if seq.length - start != 1:
+                continue
+            inside = start % page
+            if inside and inside + 1 < page and seq.dirty_from == len(seq.table) and self._budget:
+                chunks.append(
+                    Chunk(
+                        seq.request.id, seq.slot, start, seq.last, seq.dirty_from, (), True,
+                        start < seq.target,
+                    )
+                )  # fmt: skip
+                self._budget -= 1
+            else:
+                self._add_decode(seq, start)
+
+    def _add_decode(self, seq: Sequence, start: int) -> None:
+        """One position, which may need a page."""
+        s = self._s
         if not self._budget:
             return
         if start // s.config.page_size < len(seq.table) or s.tables.grow(seq, start + 1):

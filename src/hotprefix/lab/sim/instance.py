@@ -157,12 +157,12 @@ class Instance:
         prefill = context = decodes = reach = 0
         for chunk in plan.chunks:
             n = len(chunk.tokens) // 4
-            if n > 1:
-                prefill += n
-                context += n * chunk.start + n * (n + 1) // 2
-            else:
+            if n == 1:
                 decodes += 1
                 reach += chunk.start + 1
+            else:
+                prefill += n
+                context += n * chunk.start + n * (n + 1) // 2
         scheduler = cost.scheduler_s(*status)
         # What repeats have in common; each then attends to one position more in every sequence.
         same = cost.step_s(prefill, context, decodes, 0) if plan.chunks else 0.0
