@@ -10,6 +10,7 @@ from hotprefix.kernel.events import Sink
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Finish, StepPlan
 from hotprefix.kernel.request import Namespace, Request
+from tests.support import fake_groups
 from tests.support.fake import FakeExecutor, cold_run
 
 
@@ -22,8 +23,10 @@ class Driver:
         page_size: int = 4,
         capabilities: Capabilities | None = None,
         sink: Sink | None = None,
+        full: bool = True,
         **config: object,
     ) -> None:
+        """full: with layer groups, whether the model also has full attention."""
         config.setdefault("max_running", 16)
         config.setdefault("max_batched_tokens", 512)
         self.config = replace(
@@ -35,6 +38,11 @@ class Driver:
         self.executor = FakeExecutor(
             total_pages, page_size, self.config.max_running, tiers.pages if tiers else 0
         )
+        self.full = full
+        if self.config.groups:
+            self.executor = fake_groups.GroupExecutor(
+                total_pages, page_size, self.config.max_running, self.config.groups, full
+            )
         self.fetches: dict[int, tuple[bytes, ...]] = {}
         self.storage_delay = 0
         self.storage_seconds = 1.0
@@ -130,7 +138,14 @@ class Driver:
         if progress.finish is not None:
             self.finish[name] = progress.finish
 
+    def cold(self, prompt: list[int], outputs: int) -> list[int]:
+        """The uncached output of this driver's model."""
+        groups = self.config.groups
+        return (
+            fake_groups.cold_run(prompt, outputs, groups, self.full) if groups else cold_run(prompt, outputs)
+        )
+
     def assert_cold_equal(self) -> None:
         """Every output, complete or cut short, is the uncached run's."""
         for name, output in self.outputs.items():
-            assert output == cold_run(self.prompts[name], len(output)), name
+            assert output == self.cold(self.prompts[name], len(output)), name

@@ -7,6 +7,7 @@ decode look alike). Every slot in `slots` is distinct: no KV position is written
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +26,8 @@ class Batch:
     last new token, that token included. page_table int32[R, max_pages]: page of each page index;
     entries past a request's context are undefined and never read. logit_rows int64[L], rows of [0, T).
     page_size, max_query_len, max_context_len: host-side copies that kernels need for their loops.
+    windows: the same step as each layer group sees it: `slots` and `page_table` name its frames, and what
+    lies before a request's window names a page of zeros, which may be loaded though it never counts.
     """
 
     token_ids: Tensor
@@ -37,6 +40,7 @@ class Batch:
     page_size: int
     max_query_len: int
     max_context_len: int
+    windows: tuple[Batch, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -47,6 +51,11 @@ class Batch:
     def requests(self) -> int:
         """R."""
         return self.context_lens.shape[0]
+
+    def of_layer(self, group_of: Sequence[int], layer: int) -> Batch:
+        """The step as a layer sees it (`KVPool.group_of`)."""
+        place = group_of[layer] if group_of else 0
+        return self.windows[place - 1] if place else self
 
     @cached_property
     def query_bounds(self) -> list[int]:

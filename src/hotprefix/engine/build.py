@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from hotprefix.engine.config import EngineConfig
+from hotprefix.engine.groups import kernel_config
 from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.loop import EngineLoop
@@ -28,6 +29,7 @@ from hotprefix.engine.text.output import OutputText
 from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.engine.torch_executor import TorchExecutor
 from hotprefix.errors import ConfigError
+from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.events import Sink
 
 Progress = Callable[[str], None]
@@ -52,9 +54,10 @@ def build_engine(
     )  # fmt: skip
     decoder = loaded.decoder
     tokenizer = Tokenizer.load(files.path)
-    info = _info(config, files.name, decoder)
+    kernel = kernel_config(config, decoder.config)
+    info = _info(config, kernel, files.name, decoder)
     pool = KVPool.allocate(
-        decoder.config, config.kv_tokens // config.page_size, config.page_size, decoder.dtype, decoder.device
+        decoder.config, kernel.total_pages, config.page_size, decoder.dtype, decoder.device, kernel.groups
     )
     host, storage = _tiers(config, pool)
     sampler = Sampler(
@@ -65,7 +68,7 @@ def build_engine(
     )
     progress(f"ready in {time.monotonic() - started:.1f} s: {_summary(info, pool)}")
     return EngineLoop(
-        config.kernel(),
+        kernel,
         TorchExecutor(decoder, pool, sampler, host),
         info,
         fingerprint=loaded.fingerprint,
@@ -88,9 +91,9 @@ def _tiers(config: EngineConfig, pool: KVPool) -> tuple[HostPool | None, Storage
     return HostPool(pool, pages, storage.put), storage
 
 
-def _info(config: EngineConfig, name: str, decoder: Decoder) -> EngineInfo:
+def _info(config: EngineConfig, kernel: KernelConfig, name: str, decoder: Decoder) -> EngineInfo:
     tokens = config.kv_tokens // config.page_size * config.page_size
-    most = min(decoder.config.max_positions, tokens)
+    most = min(decoder.config.max_positions, kernel.total_pages * config.page_size)
     wanted = config.max_model_len
     if wanted is not None and wanted > most:
         raise ConfigError(
@@ -115,6 +118,7 @@ def _info(config: EngineConfig, name: str, decoder: Decoder) -> EngineInfo:
             "eviction": config.eviction.value,
             "prefix_cache": config.prefix_cache,
             "refresh": config.refresh.value,
+            "window_tokens": max((g.frames for g in kernel.groups), default=0) * config.page_size,
             "l2_tokens": config.l2_tokens,
             "l3": config.l3 is not None,
             "max_batched_tokens": config.max_batched_tokens,

@@ -26,13 +26,14 @@ from hotprefix.kernel.config import (
 class EngineConfig:
     """model: path, hub id or "default". dtype: auto | float32 | bfloat16. device: auto | cpu | cuda.
     decode_weights: auto | dense | quantised, what small steps read (docs/decisions/0009-quantised-decode.md).
-    kv_tokens: capacity of the KV pool. max_model_len: prompt plus outputs of one request, at most
-    (None = the model's context, or the pool where that is smaller). session_tokens: how much ended
-    requests of sessions may keep protected. l2_tokens: capacity of the host pool, 0 = no L2. l3: URL of
-    an external store (docs/stores.md), which needs an L2. threads: CPU threads (None = all). events:
-    path of an event log, events_key_file: of its fingerprints' key (None = random); kv_events,
-    kv_events_replay: addresses for KV events, kv_events_form: maps | arrays, kv_events_tokens: send
-    token ids with them (docs/records.md). Raises ConfigError."""
+    kv_tokens: capacity of the KV pool. window_tokens: capacity of the pools of layers with an attention
+    window (engine/groups.py); None = kv_tokens if all layers have one, else 0 = none. max_model_len:
+    prompt plus outputs of one request, at most (None = the model's context, or the pool where that is
+    smaller). session_tokens: how much ended requests of sessions may keep protected. l2_tokens: capacity
+    of the host pool, 0 = no L2. l3: URL of an external store (docs/stores.md), which needs an L2.
+    threads: CPU threads (None = all). events: path of an event log, events_key_file: of its fingerprints'
+    key (None = random); kv_events, kv_events_replay: addresses for KV events, kv_events_form: maps |
+    arrays, kv_events_tokens: send token ids with them (docs/records.md). Raises ConfigError."""
 
     model: str = "default"
     dtype: str = "auto"
@@ -40,6 +41,7 @@ class EngineConfig:
     decode_weights: str = "auto"
     kv_tokens: int = 32768
     page_size: int = 16
+    window_tokens: int | None = None
     max_model_len: int | None = None
     prefix_cache: bool = True
     publication: Publication = Publication.SCHEDULE
@@ -79,6 +81,11 @@ class EngineConfig:
             raise ConfigError(
                 f"kv_tokens={self.kv_tokens} holds no page of {self.page_size}: give more",
                 param="kv_tokens",
+            )
+        if self.window_tokens is not None and self.window_tokens < 0:
+            raise ConfigError(
+                f"window_tokens={self.window_tokens}: give tokens, or 0 for no pools of their own",
+                param="window_tokens",
             )
         for name in ("max_model_len", "threads"):
             value = getattr(self, name)

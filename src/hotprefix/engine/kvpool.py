@@ -1,7 +1,9 @@
 """Device memory for keys and values. Owns: `KVPool`, one pair of tensors per layer.
 
 Rules: allocated once, never grown; who uses which page is the kernel's business. Contents of a page
-mean nothing until a forward pass has written them.
+mean nothing until a forward pass has written them. Layers of a window group have that group's frames in
+place of pages (kernel/cache/frames.py), and one more that is never written: zeros, for what a window has
+passed.
 """
 
 from __future__ import annotations
@@ -11,33 +13,48 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hotprefix.engine.groups import pool_of_layers
 from hotprefix.engine.model.config import ModelConfig
 from hotprefix.errors import ConfigError
+from hotprefix.kernel.config import GroupKind, LayerGroup
 
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """keys[i], values[i]: layer i's [pages * page_size, kv_heads, head_dim] in the model's dtype."""
+    """keys[i], values[i]: layer i's [pages * page_size, kv_heads, head_dim] in the model's dtype, or
+    [(frames + 1) * page_size, ...] of group g where group_of[i] = g + 1; group_of is empty without groups."""
 
     pages: int
     page_size: int
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    groups: tuple[LayerGroup, ...] = ()
+    group_of: tuple[int, ...] = ()
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        cls,
+        config: ModelConfig,
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        groups: tuple[LayerGroup, ...] = (),
     ) -> KVPool:
-        """Zeroed pool. Raises ConfigError where the memory is not there."""
+        """Zeroed pool. Raises ConfigError where the memory is not there, or a group is not a window's."""
+        if any(group.kind is not GroupKind.WINDOW for group in groups):
+            raise ConfigError("groups: the models here have windows and no recurrent state", param="groups")
+        group_of = pool_of_layers(config, groups)
+        sizes = [(pages, *(group.frames + 1 for group in groups))[place] for place in group_of]
 
         def layers() -> tuple[Tensor, ...]:
-            shape = (pages * page_size, config.kv_heads, config.head_dim)
-            return tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers))
+            row = (config.kv_heads, config.head_dim)
+            return tuple(torch.zeros((n * page_size, *row), dtype=dtype, device=device) for n in sizes)
 
         try:
-            return cls(pages, page_size, layers(), layers())
+            return cls(pages, page_size, layers(), layers(), groups, group_of if groups else ())
         except RuntimeError as error:
-            need = pages * page_bytes(config, page_size, dtype)
+            need = sum(sizes) * page_bytes(config, page_size, dtype) // config.layers
             raise ConfigError(
                 f"no memory for {pages} KV pages of {page_size} tokens ({need} bytes): ask for fewer tokens",
                 param="kv_tokens",

@@ -9,7 +9,7 @@ NaN never becomes text: a step whose states or logits are not finite fails.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -63,6 +63,7 @@ class TorchExecutor:
     ) -> None:
         self._decoder, self._pool, self._sampler, self._host = decoder, pool, sampler, host
         self._tables: Ints = np.zeros((1, 64), dtype=np.int32)
+        self._frames: list[Ints] = [np.zeros(pool.pages, dtype=np.int32) for _ in pool.groups]
         self._scores: dict[RequestId, _PromptScores] = {}
 
     @property
@@ -82,6 +83,8 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Raises HotprefixError where the plan cannot be run or the numbers are not finite (whatever
         went wrong below is its cause)."""
+        for given in plan.frames:
+            self._frames[given.group][given.page] = given.frame
         for chunk in plan.chunks:
             self._update_table(chunk)
         try:
@@ -130,10 +133,11 @@ class TorchExecutor:
         np.cumsum(lens, out=bounds[1:])
         positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - bounds[:-1], lens)
         table = self._tables[slots, : -(-int(stops.max()) // page_size)]
-        pages = table[np.repeat(np.arange(len(chunks)), lens), positions // page_size].astype(np.int64)
+        rows = np.repeat(np.arange(len(chunks)), lens)
+        pages = table[rows, positions // page_size].astype(np.int64)
         self._check(tokens, positions, pages)
         samples = np.array([chunk.samples for chunk in chunks], dtype=bool)
-        return Batch(
+        batch = Batch(
             token_ids=self._put(tokens),
             positions=self._put(positions),
             slots=self._put(pages * page_size + positions % page_size),
@@ -145,6 +149,17 @@ class TorchExecutor:
             max_query_len=int(lens.max()),
             max_context_len=int(stops.max()),
         )
+        if not self._frames:
+            return batch
+        views = []
+        for group, frame_of in zip(self._pool.groups, self._frames, strict=True):
+            first = np.maximum(starts - group.lookback, 0) // page_size
+            passed = np.arange(table.shape[1]) < first[:, None]
+            frames = np.where(passed, np.int32(group.frames), frame_of[table])
+            places = frames[rows, positions // page_size].astype(np.int64)
+            written = self._put(places * page_size + positions % page_size)
+            views.append(replace(batch, slots=written, page_table=self._put(frames)))
+        return replace(batch, windows=tuple(views))
 
     def _put(self, array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array.copy()).to(self._decoder.device)

@@ -118,6 +118,44 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class GroupKind(StrEnum):
+    """What layers that do not attend to the whole prefix keep of it: the KV of the last tokens, or one
+    state that stands for all of them."""
+
+    WINDOW = "window"
+    RECURRENT = "recurrent"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers of one kind with a pool of their own (kernel/cache/frames.py). frames: of the pool, each one
+    page's KV in these layers, or one checkpoint of their state. window: tokens a position sees, itself
+    included (WINDOW only). Raises ConfigError."""
+
+    kind: GroupKind
+    frames: int
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_kinds(self, (("kind", GroupKind),), "groups.")
+        sizes = ("frames", "window") if self.kind is GroupKind.WINDOW else ("frames",)
+        for name in sizes:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"groups.{name}={value!r}: give a whole number >= 1", param=name)
+        if self.kind is GroupKind.RECURRENT and self.window is not None:
+            raise ConfigError(f"groups.window={self.window}: a recurrent state has none", param="window")
+
+    @property
+    def lookback(self) -> int:
+        """Tokens before a position that must be there to compute it; a state stands for its last one."""
+        return 1 if self.window is None else self.window - 1
+
+    def reach(self, page_size: int) -> int:
+        """Pages at a prefix's end that must be there to go on after it."""
+        return -(-self.lookback // page_size)
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What the executor can do. `same_step_reads`: all KV of a layer is written before attention of
@@ -138,7 +176,9 @@ class KernelConfig:
     output_reserve: share of a running request's remaining outputs that admission keeps free
     (over-commit); goes to 1 at a retraction and decays back. refresh_window: waiting requests that
     refresh looks at; refresh_every: passes between refreshes. session_pages: pages that ended requests
-    of sessions may keep protected, 0 = none. tiers: None = L1 only.
+    of sessions may keep protected, 0 = none. tiers: None = L1 only. groups: the layer groups that need
+    less than a whole prefix; `total_pages` is then the full-attention layers' alone, or, where there are
+    none, the number of page names.
     """
 
     total_pages: int
@@ -163,6 +203,7 @@ class KernelConfig:
     role: Role = Role.BOTH
     session_pages: int = 0
     tiers: TierConfig | None = None
+    groups: tuple[LayerGroup, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -188,6 +229,22 @@ class KernelConfig:
             ("refresh", Refresh), ("role", Role),
         )  # fmt: skip
         _require_kinds(self, kinds)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        if self.groups and self.tiers is not None:
+            raise ConfigError(
+                "groups: L2 and L3 hold pages of all layers and know no windows; leave out one of both",
+                param="tiers",
+            )
+        for group in self.groups:
+            least = group.reach(self.page_size) + 1
+            if group.kind is GroupKind.WINDOW and group.frames < least:
+                raise ConfigError(
+                    f"groups.frames={group.frames}: a window of {group.window} tokens needs {least} pages of "
+                    f"{self.page_size} at least",
+                    param="frames",
+                )
 
 
 def _require_kinds(config: object, kinds: Iterable[tuple[str, type[StrEnum]]], prefix: str = "") -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hotprefix.errors import ContextLengthExceeded, ProtocolError, QueueFull, RequestRejected
 from hotprefix.kernel import events as ev
+from hotprefix.kernel.cache.frames import FrameCount
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.cache.watch import TreeWatch
@@ -31,7 +32,7 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Gauges: requests by phase, pages by state."""
+    """Gauges: requests by phase, pages by state, frames of each layer group by state."""
 
     running: int
     waiting: int
@@ -41,6 +42,7 @@ class Status:
     namespaces: int
     l2: Occupancy | None = None
     fetches: int = 0
+    groups: tuple[FrameCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ class Kernel:
             len(s.running), len(s.queue), s.parked, s.l1.occupancy(), s.l1.tree.nodes, s.l1.tree.namespaces,
             s.host.tier.occupancy() if s.host is not None else None,
             s.prefetch.in_flight if s.prefetch is not None else 0,
+            tuple(group.count() for group in s.l1.groups),
         )  # fmt: skip
 
     def check(self) -> None:
@@ -230,6 +233,7 @@ class Kernel:
         ProtocolError. Costs a walk over all pages: for tests and for idle moments."""
         s = self._s
         s.l1.check(page for seq in s.running for page in seq.owned)
+        s.tables.windows.check(s.running, s.sessions.tails())
         if s.host is not None:
             s.host.tier.check(())
             if not self.has_work and self._in_flight is None and s.host.tier.tree.protected_pages:

@@ -80,6 +80,17 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class PageFrame:
+    """From this step on, layer group `group` has `page` in `frame` of its own pool. Chunks' tables name
+    pages; a group reads and writes each in the frame it was given last. Pages before a chunk's window
+    have none that may be read."""
+
+    group: int
+    page: int
+    frame: int
+
+
+@dataclass(frozen=True, slots=True)
 class StorePage:
     """Write one L2 page to L3 under its key, in the background. Its bytes are to be read out before the
     plan's copies run: the page may be given to another prefix by then (handed case 107)."""
@@ -100,10 +111,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. In this order: start `fetches`, give up `cancels`, read out `stores` (from L2), copy `saves`
-    (L1 to L2), copy `restores` (L2 to L1), run `chunks` as one forward pass, mark each chain of `touches`
-    (page keys, root first) as just used in L3. An `empty` plan has nothing to execute and is not committed;
-    its fetches, cancels and touches are to be carried out all the same.
+    """One step. In this order: note `frames`, start `fetches`, give up `cancels`, read out `stores` (from
+    L2), copy `saves` (L1 to L2), copy `restores` (L2 to L1), run `chunks` as one forward pass, mark each
+    chain of `touches` (page keys, root first) as just used in L3. An `empty` plan has nothing to execute and
+    is not committed; its fetches, cancels and touches are to be carried out all the same.
 
     repeat: how many times in all the forward pass may be run before the next plan, each time for the position
     after the last and the token sampled there: so long nothing would be decided in between. 1 unless
@@ -121,6 +132,7 @@ class StepPlan:
     restores: tuple[Copy, ...] = ()
     touches: tuple[tuple[bytes, ...], ...] = ()
     repeat: int = 1
+    frames: tuple[PageFrame, ...] = ()
 
     @property
     def empty(self) -> bool:

@@ -31,6 +31,8 @@ class Sequence:
     L2 and L3. saved: leading pages whose copy in L2 was seen to. fetch: the L3 fetch it waits for;
     from_storage: the pages [first, last) that one brought to L2. highest: most positions ever reached;
     recomputed: positions below it that were computed again.
+    usable: what of `memo` all layer groups can go on from, with what it was derived from. windows: per
+    layer group, the first page index its window covers.
     Times are the driver's clock, seconds."""
 
     __slots__ = (
@@ -39,6 +41,7 @@ class Sequence:
         "handle", "highest", "host", "key", "known", "last", "length", "matched_at_enqueue", "memo",
         "outputs", "overtaken", "phase", "recomputed", "request", "retractions", "saved", "serial", "shared",
         "slot", "storage", "suspect_until", "table", "target", "target_key",
+        "usable", "windows",
     )  # fmt: skip
 
     def __init__(self, request: Request, serial: int, arrival: float) -> None:
@@ -60,6 +63,8 @@ class Sequence:
         self.slot = -1
         self.dirty_from = 0
         self.memo: Match | None = None
+        self.usable: tuple[Match, int, Match | None] | None = None
+        self.windows: list[int] = []
         self.overtaken = 0
         self.retractions = 0
         self.failures = 0
@@ -144,5 +149,6 @@ class Sequence:
         self.slot = -1
         self.dirty_from = 0
         self.memo = None
+        self.usable = None
         self.saved = 0
         self.adopted = self.adopted_host = self.adopted_storage = 0

@@ -30,7 +30,8 @@ RESERVE_DECAY = 0.98
 
 class State:
     """See the module's rules. reserve: the over-commit's current share of outputs kept free. preempts:
-    waiting requests may push less important running ones aside."""
+    waiting requests may push less important running ones aside. checkpoints: chunks must stop at a prompt's
+    last page boundary, where a recurrent state is kept."""
 
     def __init__(self, config: KernelConfig, capabilities: Capabilities, emit: ev.Emitter) -> None:
         self.config = config
@@ -40,7 +41,8 @@ class State:
         self.now = 0.0
         self.planned_at = 0.0
         self.step = 0
-        self.l1 = Tier(config.total_pages, config.page_size, config.eviction, self._on_evict)
+        self.l1 = Tier(config.total_pages, config.page_size, config.eviction, self._on_evict, config.groups)
+        self.checkpoints = any(group.optional for group in self.l1.groups)
         self.tables = Tables(self.l1)
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
@@ -276,9 +278,8 @@ class State:
             self.l1.tree.expect(seq.pin, Expected.after(self.now, wait))
         if hold is not None:
             handle = self.l1.tree.pin_again(seq.pin)
-            if not self.sessions.take(
-                (request.namespace, hold), handle, seq.shared, self.now + request.hold_s
-            ):
+            key, tail = (request.namespace, hold), self.tables.windows.tail(seq)
+            if not self.sessions.take(key, handle, seq.shared, self.now + request.hold_s, tail):
                 self.l1.tree.unpin(handle)
 
     def _count_end(self, seq: Sequence, finish: Finish) -> None:

@@ -67,7 +67,7 @@ class Decoder:
         cos, sin = self._rope(batch.positions)
         residual = self._embedding.index_select(0, batch.token_ids)
         if self._stack is not None:
-            return self._stack.run(residual, cos, sin, batch, pool.keys, pool.values, keep)
+            return self._stack.run(residual, cos, sin, batch, pool.keys, pool.values, keep, pool.group_of)
         return self._layer_by_layer(residual, cos, sin, batch, pool, keep)
 
     def _layer_by_layer(
@@ -78,13 +78,13 @@ class Decoder:
         still = (torch.ones_like(cos), torch.zeros_like(sin))
         x = ops.norm(residual, self._layers[0].input_norm, eps)
         for i, layer in enumerate(self._layers):
-            keys, values = pool.keys[i], pool.values[i]
+            keys, values, seen = pool.keys[i], pool.values[i], batch.of_layer(pool.group_of, i)
             turn = (cos, sin) if layer.rotates else still
             q = ops.rope_write(
                 ops.linear(x, layer.qkv), shape, *turn, layer.q_norm, layer.k_norm, eps,
-                keys, values, batch.slots,
+                keys, values, seen.slots,
             )  # fmt: skip
-            attended = ops.attention(q, keys, values, batch, self._scale, layer.window).view(batch.tokens, -1)
+            attended = ops.attention(q, keys, values, seen, self._scale, layer.window).view(batch.tokens, -1)
             if keep is not None and i + 1 == config.layers:
                 attended, residual = attended[keep], residual[keep]
             x = ops.linear(attended, layer.output)

@@ -115,9 +115,11 @@ class Stack(Protocol):
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         keep: Tensor | None = None,
+        group_of: Sequence[int] = (),
     ) -> Tensor:
         """residual [T, hidden]: the embedded tokens, overwritten; keys[i] and values[i]: layer i's pool,
-        written at `batch.slots`; keep: rows whose result is wanted, int64[K] ascending, None = all.
+        written at the slots of `batch.of_layer(group_of, i)`; keep: rows whose result is wanted, int64[K]
+        ascending, None = all.
         Returns the last layer's output after the final norm, [K, hidden]: the same numbers as the
         operations of `Ops` one by one."""
         ...

@@ -27,15 +27,22 @@ struct hp_decoder {
     int bf16;
 };
 
-/* What one step brings: rows tokens; slots, cos and sin as in rows.h; keys[i], values[i] layer i's pool.
+/* A step as some layers see it: where they write, and where they find what was written. */
+struct hp_view {
+    const struct hp_batch *batch;
+    const int64_t *slots; /* as in rows.h */
+    size_t pool_rows;
+};
+
+/* What one step brings: rows tokens; cos and sin as in rows.h; keys[i], values[i] layer i's pool; seen[i]
+ * the step as layer i sees it.
  * kept: the rows, ascending, whose final states are wanted (kept_rows of them); NULL: all. Nothing reads
  * the others once the last layer's keys and values are written, so its second half skips them. */
 struct hp_step {
-    const struct hp_batch *batch;
-    size_t rows, pool_rows;
+    const struct hp_view *const *seen;
+    size_t rows;
     const int64_t *kept;
     size_t kept_rows;
-    const int64_t *slots;
     const float *cos, *sin;
     void *const *keys, *const *values;
     int threads;
@@ -55,6 +62,7 @@ static void keep_rows(const struct hp_step *step, void *data, size_t row) {
 static int attend(const struct hp_decoder *model, const struct hp_step *step, size_t i, const struct buffers *buffers,
                   void *residual, size_t *rows) {
     const struct hp_layer *layer = &model->layers[i];
+    const struct hp_view *seen = step->seen[i];
     struct hp_rope rope = {
         .heads = model->heads, .kv_heads = model->kv_heads, .head_dim = model->head_dim, .eps = model->eps,
         .cos = layer->rotates ? step->cos : NULL, .sin = layer->rotates ? step->sin : NULL,
@@ -66,10 +74,10 @@ static int attend(const struct hp_decoder *model, const struct hp_step *step, si
     size_t element = bf16 ? 2 : 4;
     int failed = hp_linear_run(&layer->qkv, buffers->x, step->rows, buffers->wide, bf16, threads);
     if (!failed)
-        failed = hp_rope_write(&rope, buffers->wide, step->slots, buffers->q, step->keys[i], step->values[i],
-                               step->pool_rows, step->rows, bf16, threads);
+        failed = hp_rope_write(&rope, buffers->wide, seen->slots, buffers->q, step->keys[i], step->values[i],
+                               seen->pool_rows, step->rows, bf16, threads);
     if (!failed)
-        failed = hp_attention_run(&shape, step->batch, buffers->q, step->keys[i], step->values[i],
+        failed = hp_attention_run(&shape, seen->batch, buffers->q, step->keys[i], step->values[i],
                                   buffers->attended, threads);
     if (!failed && step->kept && i + 1 == model->count) {
         keep_rows(step, buffers->attended, model->heads * model->head_dim * element);

@@ -36,10 +36,13 @@ class _Decoder(Structure):
     )  # fmt: skip
 
 
+class _View(Structure):
+    _fields_ = (("batch", POINTER(BatchStruct)), ("slots", c_void_p), ("pool_rows", c_size_t))
+
+
 class _Step(Structure):
     _fields_ = (
-        ("batch", POINTER(BatchStruct)), ("rows", c_size_t), ("pool_rows", c_size_t),
-        ("kept", c_void_p), ("kept_rows", c_size_t), ("slots", c_void_p),
+        ("seen", POINTER(POINTER(_View))), ("rows", c_size_t), ("kept", c_void_p), ("kept_rows", c_size_t),
         ("cos", c_void_p), ("sin", c_void_p), ("keys", c_void_p), ("values", c_void_p), ("threads", c_int),
     )  # fmt: skip
 
@@ -90,24 +93,22 @@ class NativeStack:
 
     def run(
         self, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch, keys: Sequence[Tensor],
-        values: Sequence[Tensor], keep: Tensor | None = None,
+        values: Sequence[Tensor], keep: Tensor | None = None, group_of: Sequence[int] = (),
     ) -> Tensor:  # fmt: skip
         """residual [T, hidden] (overwritten), cos and sin float32[T, D/2], keys[i] and values[i] layer i's
-        pool, keep int64[K] ascending rows (None: all) -> the last layer's output after the final norm,
-        [K, hidden]. Raises ValueError."""
+        pool, keep int64[K] ascending rows (None: all), group_of as `Batch.of_layer` wants it -> the last
+        layer's output after the final norm, [K, hidden]. Raises ValueError."""
         tokens, count = residual.shape[0], len(self._layers)
         table = (tokens, self._shape.head_dim // 2)
-        pool = (keys[0].shape[0], self._shape.kv_heads, self._shape.head_dim)
         if len(keys) != count or len(values) != count:
             raise ValueError(f"{len(keys)} key and {len(values)} value pools for {count} layers")
-        lists = describe(batch, tokens, pool[0])
-        pools = [
-            (c_void_p * count)(*[check(p, "pool", pool, self._dtype) for p in ps]) for ps in (keys, values)
-        ]
+        pools = [(c_void_p * count)(*[self._pool(p) for p in ps]) for ps in (keys, values)]
+        if any(k.shape != v.shape for k, v in zip(keys, values, strict=True)):
+            raise ValueError("key and value pools of a layer differ in size")
+        seen = self._views(batch, tokens, [k.shape[0] for k in keys], group_of)
         kept, kept_rows = self._kept_rows(keep, tokens)
         step = _Step(
-            ctypes.pointer(lists), tokens, pool[0], kept, kept_rows,
-            check(batch.slots, "slots", (tokens,), torch.int64),
+            seen, tokens, kept, kept_rows,
             check(cos, "cos", table, torch.float32), check(sin, "sin", table, torch.float32),
             ctypes.addressof(pools[0]), ctypes.addressof(pools[1]), torch.get_num_threads(),
         )  # fmt: skip
@@ -115,6 +116,24 @@ class NativeStack:
         states = residual.new_empty((tokens if keep is None else keep.shape[0], self._hidden))
         raise_for(self._run(byref(self._model), byref(step), at, states.data_ptr()))
         return states
+
+    def _pool(self, pool: Tensor) -> int:
+        shape = (pool.shape[0], self._shape.kv_heads, self._shape.head_dim)
+        return check(pool, "pool", shape, self._dtype)
+
+    @staticmethod
+    def _views(batch: Batch, tokens: int, rows: Sequence[int], group_of: Sequence[int]) -> Any:
+        """For each layer the step as it sees it; layers that see the same, and have as many pool rows, share
+        one."""
+        views: dict[tuple[int, int], Any] = {}
+        for i, size in enumerate(rows):
+            seen = batch.of_layer(group_of, i)
+            if (id(seen), size) not in views:
+                slots = check(seen.slots, "slots", (tokens,), torch.int64)
+                lists = ctypes.pointer(describe(seen, tokens, size))
+                views[id(seen), size] = ctypes.pointer(_View(lists, slots, size))
+        keys = ((id(batch.of_layer(group_of, i)), size) for i, size in enumerate(rows))
+        return (POINTER(_View) * len(rows))(*[views[key] for key in keys])
 
     @staticmethod
     def _kept_rows(keep: Tensor | None, tokens: int) -> tuple[int | None, int]:

@@ -1,8 +1,9 @@
-"""L1's physical pages. Owns: which page is free, owned by one request, or indexed by the prefix tree.
+"""L1's pages. Owns: which page is free, owned by one request, or indexed by the prefix tree.
 
 Rules: a page is in exactly one of three states and moves only FREE -> OWNED -> INDEXED -> FREE or
 OWNED -> FREE; any other move is a ProtocolError, so a double free or a page in two places cannot
-pass unnoticed. How indexed pages divide into evictable and protected is the tree's knowledge.
+pass unnoticed. How indexed pages divide into evictable and protected is the tree's knowledge. Layer
+groups (frames.py) hear of every page that is given out or becomes free.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from hotprefix.errors import ProtocolError
+from hotprefix.kernel.cache.frames import Frames
 
 
 class PageState(IntEnum):
@@ -20,10 +22,11 @@ class PageState(IntEnum):
 
 
 class PagePool:
-    """`total` pages with ids 0 .. total-1."""
+    """`total` pages with ids 0 .. total-1, and what each layer group keeps of them."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, groups: Sequence[Frames] = ()) -> None:
         self.total = total
+        self._groups = groups
         self._state = bytearray(total)
         self._free = list(range(total - 1, -1, -1))
         self._indexed = 0
@@ -53,12 +56,14 @@ class PagePool:
         del self._free[-n:]
         taken.reverse()
         self._move(taken, PageState.FREE, PageState.OWNED)
+        for group in self._groups:
+            group.open(taken)
         return taken
 
     def release(self, pages: Sequence[int]) -> None:
         """Owned pages become free."""
         self._move(pages, PageState.OWNED, PageState.FREE)
-        self._free.extend(reversed(pages))
+        self._freed(pages)
 
     def index(self, pages: Sequence[int]) -> None:
         """Owned pages become part of the tree."""
@@ -69,7 +74,12 @@ class PagePool:
         """Pages the tree gave up become free."""
         self._move(pages, PageState.INDEXED, PageState.FREE)
         self._indexed -= len(pages)
+        self._freed(pages)
+
+    def _freed(self, pages: Sequence[int]) -> None:
         self._free.extend(reversed(pages))
+        for group in self._groups:
+            group.forget(pages)
 
     def _move(self, pages: Iterable[int], old: PageState, new: PageState) -> None:
         state = self._state

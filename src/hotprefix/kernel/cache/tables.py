@@ -4,7 +4,8 @@ pool or the tree.
 Rules: pages enter a table by `adopt` (the tree's, protected by the sequence's pin) or `grow` (owned);
 they leave ownership by `publish` or `release`. A duplicate is remapped to the tree's page before the
 own page is freed (kernel.md). Only pages whose tokens all have KV are ever published; `plan_ahead`
-publishes those the step in flight completes, to be settled or discarded with that step.
+publishes those the step in flight completes, to be settled or discarded with that step. Layer groups
+(windows.py) follow every one of these moves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.node import Match
 from hotprefix.kernel.cache.tier import Tier
+from hotprefix.kernel.cache.windows import Windows
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
@@ -23,10 +25,15 @@ class Tables:
         self._l1 = l1
         self._page = l1.page_size
         self.changes = 0
+        self.windows = Windows(l1.groups, l1.page_size)
 
     def lookup(self, seq: Sequence) -> Match | None:
         """The longest usable prefix of a waiting sequence's target; memoised, re-validated in O(1), and
         followed on from where it ended as long as that is still there."""
+        match = self._longest(seq)
+        return self._usable(seq, match) if match is not None and self._l1.groups else match
+
+    def _longest(self, seq: Sequence) -> Match | None:
         memo = seq.memo
         if memo is None or memo.version != memo.node.version:
             tree, limit = self._l1.tree, seq.reuse_limit // self._page
@@ -37,9 +44,38 @@ class Tables:
             seq.memo = memo
         return memo
 
+    def _usable(self, seq: Sequence, longest: Match) -> Match | None:
+        """As much of a match as every layer group can go on from; memoised like the match itself."""
+        changes = self.windows.changes
+        if seq.usable is not None:
+            source, then, usable = seq.usable
+            if source is longest and then == changes and usable is not None and usable.current:
+                return usable
+        pages = self.windows.usable(longest)
+        found: Match | None = longest
+        if pages < longest.pages:
+            found = self._l1.tree.lookup(seq.request.namespace, seq.target_key, pages)
+        seq.usable = (longest, changes, found)
+        return found
+
+    def further(self, seq: Sequence) -> Match:
+        """The longest usable prefix of a running sequence's target, from what it shares already."""
+        tree, limit = self._l1.tree, seq.reuse_limit // self._page
+        match = tree.lookup_from(seq.pin, seq.shared, seq.target_key, limit)
+        pages = self.windows.usable(match)
+        if pages == match.pages:
+            return match
+        return tree.lookup_from(seq.pin, seq.shared, seq.target_key, pages)
+
+    def touch(self, match: Match) -> None:
+        """A waiting request's prefix becomes the most recent one, in each layer group what it needs of it."""
+        self._l1.tree.touch(match)
+        self.windows.touch(match)
+
     def open(self, seq: Sequence, match: Match | None) -> None:
         """Take the persistent pin of an admission on the empty prefix or on `match`'s pages."""
         tree = self._l1.tree
+        self.windows.open(seq)
         seq.handle = tree.pin_root(seq.request.namespace)
         seq.dirty_from = 0
         self.changes += 1
@@ -67,6 +103,7 @@ class Tables:
         seq.dirty_from = min(seq.dirty_from, before)
         gained = after * self._page - seq.computed
         seq.computed = after * self._page
+        self.windows.adopt(seq, before, after)
         self._l1.pool.release(replaced)
         return gained
 
@@ -102,6 +139,7 @@ class Tables:
         seq.handle = inserted.handle
         seq.shared = last
         if duplicates:
+            self.windows.replace(seq, first, duplicates, inserted.pages[: len(duplicates)])
             seq.table[first:last] = inserted.pages
             seq.dirty_from = min(seq.dirty_from, first)
             self._l1.pool.release(duplicates)
@@ -138,6 +176,7 @@ class Tables:
         """Give back everything: the pin and the pages that were never published."""
         if seq.handle is None:
             return
+        self.windows.release(seq)
         self._l1.pool.release(seq.owned)
         self._l1.tree.unpin(seq.handle)
         seq.handle = None

@@ -7,15 +7,16 @@ by page, not only by counters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.evict import POLICIES
+from hotprefix.kernel.cache.frames import Frames
 from hotprefix.kernel.cache.node import Node
 from hotprefix.kernel.cache.pages import PagePool, PageState
 from hotprefix.kernel.cache.tree import PrefixTree
-from hotprefix.kernel.config import Eviction
+from hotprefix.kernel.config import Eviction, LayerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +32,40 @@ class Occupancy:
 
 class Tier:
     """`total` pages of `page_size` tokens. wanted: asked at each allocation that must evict, which leading
-    pages of which nodes to take last."""
+    pages of which nodes to take last. groups: what layers that need less than a whole prefix keep of it."""
 
     def __init__(
-        self, total: int, page_size: int, eviction: Eviction, on_evict: Callable[[list[int]], None]
+        self,
+        total: int,
+        page_size: int,
+        eviction: Eviction,
+        on_evict: Callable[[list[int]], None],
+        groups: Sequence[LayerGroup] = (),
     ) -> None:
         self.page_size = page_size
-        self.pool = PagePool(total)
+        self.groups = tuple(Frames(group, total, page_size) for group in groups)
+        self.windows = tuple(group for group in self.groups if not group.optional)
+        self.pool = PagePool(total, self.groups)
         self.tree = PrefixTree(page_size, POLICIES[eviction])
         self._on_evict = on_evict
         self.wanted: Callable[[], Mapping[Node, int]] = dict
 
     @property
-    def available(self) -> int:
-        """Pages that an allocation could get now: free or evictable."""
+    def vacant(self) -> int:
+        """Pages that are free or evictable, whether or not the layer groups have frames for them."""
         return self.pool.free + self.tree.evictable_pages
+
+    @property
+    def available(self) -> int:
+        """Pages that an allocation could get now."""
+        return min([self.vacant, *(group.available for group in self.windows)])
 
     def allocate(self, n: int) -> list[int] | None:
         """n owned pages, evicting as many as are missing; None (and nothing evicted) where too few are
         available."""
-        missing = n - self.pool.free
-        if missing > self.tree.evictable_pages:
+        if n > self.available:
             return None
+        missing = n - self.pool.free
         if missing > 0:
             self._free(self.tree.evict(missing, self.wanted()))
         return self.pool.allocate(n)

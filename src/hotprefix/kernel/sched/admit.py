@@ -95,12 +95,22 @@ class Admission:
             s.l1.tree.unpin(temporary)
 
     def fits(self, seq: Sequence, cached_pages: int) -> bool:
-        """Pages for the whole target and the reserved outputs, beside what running ones are owed."""
+        """Pages for the whole target and the reserved outputs, beside what running ones are owed; in each
+        layer group frames for its window."""
         s = self._s
         at = (s.step, s.tables.changes, s.reserve)
         if at != self._owed_at:
             self._owed_at, self._owed_pages = at, self._owed(s.running)
-        return self.need(seq) - cached_pages + self._owed_pages <= s.l1.available
+        if self.need(seq) - cached_pages + self._owed_pages > s.l1.vacant:
+            return False
+        return not s.l1.groups or self._frames_fit(seq)
+
+    def _frames_fit(self, seq: Sequence) -> bool:
+        # Frames shared with others now may be held apart later: once it came to a retraction, count none.
+        s = self._s
+        match = s.tables.lookup(seq) if s.config.prefix_cache and not seq.retractions else None
+        owed = [(q, _pages(q, 1.0, s.config.page_size)) for q in s.running]
+        return s.tables.windows.fit(_pages(seq, 1.0, s.config.page_size), match, owed)
 
     def need(self, seq: Sequence) -> int:
         """Pages the sequence will hold at the end of its reserved outputs."""
@@ -156,6 +166,8 @@ class Admission:
         held = {page for q in stay for page in q.table}
         match = s.tables.lookup(head) if s.config.prefix_cache else None
         cached = sum(page in held for page in s.l1.tree.pages_of(match)) if match else 0
+        if not s.tables.windows.fit_alone(_pages(q, 1.0, s.config.page_size) for q in (head, *stay)):
+            return False
         return self.need(head) - cached + self._owed(stay) <= s.config.total_pages - len(held)
 
     def _cached_pages(self, seq: Sequence) -> int:

@@ -60,6 +60,8 @@ class Committer:
         page = s.config.page_size
         if stop // page != start // page:
             self._publish(seq)
+        if s.l1.groups:
+            s.tables.windows.slide(seq, prompt_done=False)
         if s.suspects:
             self._trust(seq)
         return progress_of(seq, token)
@@ -81,6 +83,7 @@ class Committer:
             if finish is not None:
                 return s.end(seq, finish, token)
         self._publish(seq)
+        s.tables.windows.slide(seq, prompt_done=done)
         if done and s.config.flight is Flight.EXACT_PREFILL:
             s.release_flight(seq)
         self._trust(seq)

@@ -63,16 +63,18 @@ class Planner:
                 s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
         moves = s.host.take() if s.host is not None else NOTHING
         repeat = 1 if fetches or cancels or moves != NOTHING else self._repeat()
+        frames = s.tables.windows.take_assigned() if self._chunks else ()
         return StepPlan(
             s.step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall, fetches,
-            cancels, moves.stores, moves.saves, moves.restores, moves.touches, repeat,
+            cancels, moves.stores, moves.saves, moves.restores, moves.touches, repeat, frames,
         )  # fmt: skip
 
     def _repeat(self) -> int:
         """How often the step may run before anything would be decided.
 
         Only where all that runs decodes, and up to the step before one of them completes a page, its
-        outputs, or a refresh is due: no page is allocated, published or returned until then. A request that
+        outputs, a window lets go of a page or a refresh is due: no page is allocated, published or returned
+        until then. A request that
         waits for room could not start meanwhile either: what running ones are owed never shrinks, once
         the reserve has decayed to its floor.
         """
@@ -93,6 +95,8 @@ class Planner:
         page, most = s.config.page_size, self._refresh.passes_left()
         for seq in s.running:
             most = min(most, page - 1 - seq.computed % page, seq.outputs_left)
+            if s.l1.groups:
+                most = min(most, s.tables.windows.still(seq))
             if seq.computed < seq.target:
                 return 1
         return max(1, most)
@@ -164,8 +168,7 @@ class Planner:
         s = self._s
         if not (s.rules.share_flight and seq.prefilling):
             return False
-        tree, limit = s.l1.tree, seq.reuse_limit // s.config.page_size
-        match = tree.lookup_from(seq.pin, seq.shared, seq.target_key, limit)
+        match = s.tables.further(seq)
         if match.planned and not s.rules.read_planned:
             return True
         seq.adopted += s.tables.adopt(seq, match)
@@ -220,6 +223,8 @@ class Planner:
         table_from, pages = seq.dirty_from, len(seq.table)
         table = tuple(seq.table[table_from:]) if table_from < pages else ()
         seq.dirty_from = pages
+        if self._s.checkpoints:
+            self._s.tables.windows.checkpoint(seq, stop)
         tokens = bytes(seq.known[start * TOKEN_BYTES : stop * TOKEN_BYTES])
         self._chunks.append(
             Chunk(
@@ -234,10 +239,10 @@ class Planner:
     def _stop(self, start: int, length: int) -> int:
         """Where a chunk from `start` ends under the budget; `start` itself where it has to wait."""
         stop = min(length, start + self._budget)
-        if stop == length:
-            return stop
         page = self._s.config.page_size
         aligned = stop // page * page
+        if stop == length and not (self._s.checkpoints and aligned > start):
+            return stop
         if aligned > start:
             return aligned
         return start if self._prefilled else stop

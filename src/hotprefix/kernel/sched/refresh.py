@@ -5,6 +5,7 @@ nothing, loads nothing, looks nothing up outside and changes no request's stored
 that any lookup keeps. `window` touches the prefixes of the first W waiting requests in reverse, so
 that the head's ends most recent; it applies where recency decides eviction and the order is blind to
 the cache. `queue_informed` touches nothing: an allocation that must evict takes those prefixes last.
+In a layer group that needs only a prefix's end, only that is refreshed.
 Both run also while the running batch is full, which is when they matter.
 """
 
@@ -13,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from hotprefix.kernel.cache.node import Node
+from hotprefix.kernel.cache.frames import Frames
+from hotprefix.kernel.cache.node import Match, Node
+from hotprefix.kernel.cache.windows import wanted_pages
 from hotprefix.kernel.config import Eviction, Refresh, Role
 from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sequence import Sequence
@@ -38,6 +41,8 @@ class QueueRefresh:
         )
         if usable and config.refresh is Refresh.QUEUE_INFORMED:
             state.l1.wanted = self._wanted
+            for group in state.l1.groups:
+                self._inform(group)
 
     def run(self) -> None:
         """Once per planning pass, before the queue is ordered."""
@@ -45,7 +50,7 @@ class QueueRefresh:
             return
         if self._s.step % self._s.config.refresh_every:
             return
-        lookup, touch, touched = self._s.tables.lookup, self._s.l1.tree.touch, 0
+        lookup, touch, touched = self._s.tables.lookup, self._s.tables.touch, 0
         for seq in reversed(self._first_waiting()):
             match = lookup(seq)
             if match is not None and match.pages:
@@ -69,8 +74,15 @@ class QueueRefresh:
         """Leading pages of each node that the first W waiting requests match. Ancestors need no entry:
         they cannot go before their children."""
         wanted: dict[Node, int] = {}
-        for seq in self._first_waiting():
-            match = self._s.tables.lookup(seq)
-            if match is not None and match.inside:
+        for match in self._matches():
+            if match.inside:
                 wanted[match.node] = max(wanted.get(match.node, 0), match.inside)
         return wanted
+
+    def _inform(self, group: Frames) -> None:
+        """The same for a layer group: which pages' frames those requests need."""
+        group.wanted = lambda: wanted_pages(group, self._matches())
+
+    def _matches(self) -> list[Match]:
+        found = [self._s.tables.lookup(seq) for seq in self._first_waiting()]
+        return [match for match in found if match is not None]

@@ -1,8 +1,9 @@
 """Pages a session keeps between its requests. Owns: the holds, their bound and their time limit.
 
 Rules (issue 3, *Admission*): a hold is a pin on an ended request's prefix, at most `limit` pages in all
-(a shared prefix counts for each hold), at most until its time is up, one per session. Holds give way
-where nothing else can run: they are a preference, never a reason for a stall.
+(a shared prefix counts for each hold), at most until its time is up, one per session. In layer groups it
+holds the prefix's last window. Holds give way where nothing else can run: they are a preference, never a
+reason for a stall.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from hotprefix.kernel.cache.node import Node
 from hotprefix.kernel.cache.tree import PrefixTree
+from hotprefix.kernel.cache.windows import Tail
 from hotprefix.kernel.request import Namespace
 
 Key = tuple[Namespace, str]
@@ -21,6 +23,7 @@ class Hold:
     handle: Node
     pages: int
     expires: float
+    tail: Tail = ()
 
 
 class SessionHolds:
@@ -35,14 +38,20 @@ class SessionHolds:
     def __len__(self) -> int:
         return len(self._holds)
 
-    def take(self, key: Key, handle: Node, pages: int, expires: float) -> bool:
+    def tails(self) -> list[Tail]:
+        """What the holds cover in the layer groups."""
+        return [hold.tail for hold in self._holds.values()]
+
+    def take(self, key: Key, handle: Node, pages: int, expires: float, tail: Tail = ()) -> bool:
         """Turn a request's pin into the session's hold; False where the bound forbids it (the caller
         keeps the pin)."""
         self.drop(key)
         if not pages or self.pages + pages > self._limit:
             return False
-        self._holds[key] = Hold(handle, pages, expires)
+        self._holds[key] = Hold(handle, pages, expires, tail)
         self.pages += pages
+        for group, held in tail:
+            group.hold(held)
         return True
 
     def drop(self, key: Key) -> None:
@@ -51,6 +60,8 @@ class SessionHolds:
         if hold is not None:
             self.pages -= hold.pages
             self._tree.unpin(hold.handle)
+            for group, held in hold.tail:
+                group.drop(reversed(held))
 
     def expire(self, now: float) -> None:
         for key in [k for k, hold in self._holds.items() if hold.expires <= now]:

@@ -1,0 +1,68 @@
+"""Which pool each layer's KV lies in. Owns: a model's layer groups and the sizes of their pools.
+
+Rules (docs/decisions/0014-layer-groups.md): a layer with an attention window keeps its KV in its window's
+pool, if there is one, else with the full-attention layers. A model of window layers only gets such a pool
+by itself: it loses nothing, and `kv_tokens` is then that pool's size. A model that mixes both gets one where
+`window_tokens` says how large. A window as long as the context is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hotprefix.engine.config import EngineConfig
+from hotprefix.engine.model.config import ModelConfig
+from hotprefix.errors import ConfigError
+from hotprefix.kernel.config import GroupKind, KernelConfig, LayerGroup
+
+NAMES_PER_FRAME = 4
+
+
+def kernel_config(config: EngineConfig, model: ModelConfig) -> KernelConfig:
+    """The kernel's settings for this model. Raises ConfigError where `window_tokens` cannot be had."""
+    kernel, page = config.kernel(), config.page_size
+    windows = sorted({w for w in model.windows if w is not None and w < model.max_positions})
+    tokens = _window_tokens(config, model, windows)
+    if not tokens:
+        return kernel
+    groups = tuple(LayerGroup(GroupKind.WINDOW, tokens // page, window) for window in windows)
+    if 0 in pool_of_layers(model, groups):
+        return replace(kernel, groups=groups)
+    # No layer keeps anything of a page but its frame: the page is a name, and names cost next to nothing.
+    names = max(NAMES_PER_FRAME * (tokens // page), -(-model.max_positions // page))
+    return replace(kernel, total_pages=names, groups=groups)
+
+
+def _window_tokens(config: EngineConfig, model: ModelConfig, windows: Sequence[int]) -> int:
+    """Size of each window's pool, 0 = none."""
+    asked = config.window_tokens
+    if asked == 0:
+        return 0
+    why = None
+    if not windows:
+        why = "no layer of this model has an attention window"
+    elif config.l2_tokens:
+        why = "L2 and L3 hold whole pages and know no windows; leave out l2_tokens"
+    elif config.kv_events:
+        why = "KV events tell of whole pages and know no windows; leave out kv_events"
+    if why is not None:
+        if asked:
+            raise ConfigError(f"window_tokens={asked}: {why}, or give 0", param="window_tokens")
+        return 0
+    tokens = asked or (config.kv_tokens if None not in model.windows else 0)
+    least = max(windows) + config.page_size
+    if tokens >= least:
+        return tokens
+    if asked:
+        raise ConfigError(
+            f"window_tokens={asked}: a window of {max(windows)} tokens needs {least} at least",
+            param="window_tokens",
+        )
+    return 0
+
+
+def pool_of_layers(model: ModelConfig, groups: Sequence[LayerGroup]) -> tuple[int, ...]:
+    """For each layer, 0 where its KV lies in the kernel's pages, i + 1 where it does in group i's frames."""
+    place = {group.window: i for i, group in enumerate(groups, 1)}
+    return tuple(0 if window is None else place.get(window, 0) for window in model.windows)

@@ -1,0 +1,223 @@
+"""What a layer group beside full attention keeps of a prefix. Owns: `Frames`, one group's pool, and which
+page has a frame in it.
+
+Rules (issue 3, *Sliding-window and hybrid states*): a page names one piece of one prefix; full attention
+keeps its KV as long as the page lives. A group that looks back only `lookback` tokens keeps a page in a
+*frame* of its own pool, and only as long as that is worth it: a page without one is a *hole*. To go on
+after a prefix the group needs the frames of its last `reach` pages and nothing before them. A frame is held
+while a running sequence's window covers its page, else idle; free + held + idle = total. Idle frames go in
+this order: first what windows have passed, then, least recently used first, the windows at which a prompt
+or a request ended or which two hits have used. A recurrent state is a window of one token whose frames are
+optional: only the page at whose end a chunk stops gets one, the state's checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from hotprefix.errors import ProtocolError
+from hotprefix.kernel.config import GroupKind, LayerGroup
+
+# What passed pages are worth: in this order, from nothing on; from KEEP on they stay a while.
+NOTHING, HIT, KEEP, PROMPT_END = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCount:
+    """Frames of one group by state; evicted: how many lost their page so far."""
+
+    total: int
+    free: int
+    held: int
+    idle: int
+    evicted: int
+
+
+class Frames:
+    """`group.frames` frames for pages 0 .. pages-1. wanted: asked at each eviction, which pages to take
+    last. changes: grows whenever a page that stays loses or gains its frame."""
+
+    def __init__(self, group: LayerGroup, pages: int, page_size: int) -> None:
+        self.optional = group.kind is GroupKind.RECURRENT
+        self.lookback = group.lookback
+        self.reach = group.reach(page_size)
+        self.total = group.frames
+        self.evicted = 0
+        self.changes = 0
+        self.wanted: Callable[[], Container[int]] = frozenset
+        self._page_size = page_size
+        self._frame = [-1] * pages
+        self._users = [0] * pages
+        self._worth = bytearray(pages)
+        self._free = list(range(group.frames - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._assigned: dict[int, int] = {}
+
+    # -- what there is ----------------------------------------------------------------------------
+
+    @property
+    def available(self) -> int:
+        """Frames that could be given out now."""
+        return len(self._free) + len(self._idle)
+
+    def first(self, computed: int) -> int:
+        """Index of the first page that a sequence with `computed` positions still reads or writes."""
+        return max(0, computed - self.lookback) // self._page_size
+
+    def usable(self, backwards: Iterable[int], pages: int) -> int:
+        """The longest part of a prefix of `pages` pages that ends with `reach` frames in a row (or starts
+        with frames all along). backwards: its page ids, last first."""
+        end, run = pages, 0
+        for at, page in zip(range(pages - 1, -1, -1), backwards, strict=False):
+            if run == self.reach:
+                break
+            end, run = (end, run + 1) if self._frame[page] >= 0 else (at, 0)
+        return end
+
+    def held(self, page: int) -> bool:
+        return self._users[page] > 0
+
+    def count(self) -> FrameCount:
+        free, idle = len(self._free), len(self._idle)
+        return FrameCount(self.total, free, self.total - free - idle, idle, self.evicted)
+
+    # -- pages come and go ------------------------------------------------------------------------
+
+    def open(self, pages: Sequence[int]) -> None:
+        """Free pages become one sequence's: it holds them, each with a frame unless that is optional."""
+        for page in pages:
+            self._users[page] = 1
+        if not self.optional:
+            self._give(pages)
+
+    def checkpoint(self, page: int) -> None:
+        """A recurrent state will be written at this page's end, if a frame can be had."""
+        if self.optional and self._frame[page] < 0 and self.available:
+            self._give([page])
+            self.changes += 1
+
+    def forget(self, pages: Iterable[int]) -> None:
+        """Pages became free."""
+        for page in pages:
+            self._users[page] = self._worth[page] = 0
+            self._idle.pop(page, None)
+            self._take_back(page)
+
+    def replace(self, old: int, new: int, held: bool) -> None:
+        """A sequence reads `new`, which has the same content, from now on instead of its own `old`. Where
+        `new` is a hole it gets the frame of `old`."""
+        if self._frame[new] < 0 <= self._frame[old]:
+            self._frame[new], self._frame[old] = self._frame[old], -1
+            self._assigned.pop(old, None)
+            self._assigned[new] = self._frame[new]
+            self._idle.pop(old, None)
+            self.changes += 1
+            if not self._users[new]:
+                self._idle_first(new)
+        if held:
+            self._users[old] -= 1
+            self.hold([new])
+
+    # -- windows ----------------------------------------------------------------------------------
+
+    def hold(self, pages: Iterable[int]) -> None:
+        """A window covers these pages."""
+        for page in pages:
+            self._users[page] += 1
+            self._idle.pop(page, None)
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """A window ended here; the page given first goes first."""
+        for page in pages:
+            if self._unheld(page):
+                self._idle[page] = None
+
+    def passed(self, pages: Iterable[int]) -> None:
+        """A window has moved on: nobody is likely to need these again, unless they proved of worth."""
+        for page in pages:
+            if self._unheld(page):
+                if self._worth[page] >= KEEP:
+                    self._idle[page] = None
+                else:
+                    self._idle_first(page)
+
+    def ended(self, pages: Iterable[int]) -> None:
+        """A prompt ended with these: another answer to it goes on from there."""
+        for page in pages:
+            self._worth[page] = PROMPT_END
+
+    def hit(self, pages: Iterable[int]) -> None:
+        """A request goes on from these. The first to do so may be the session's next turn, which leaves them
+        behind for good; with a second, prefixes branch there."""
+        for page in pages:
+            self._worth[page] = HIT if self._worth[page] in (NOTHING, PROMPT_END) else KEEP
+
+    def touch(self, pages: Iterable[int]) -> None:
+        """Idle ones among these become the last to go; the page given first goes first."""
+        for page in pages:
+            if page in self._idle:
+                self._idle.move_to_end(page)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _unheld(self, page: int) -> bool:
+        """Return one hold; True where the page's frame is idle now."""
+        if self._users[page] <= 0:
+            raise ProtocolError(f"a hold on page {page} was returned twice")
+        self._users[page] -= 1
+        return not self._users[page] and self._frame[page] >= 0
+
+    def _idle_first(self, page: int) -> None:
+        self._idle[page] = None
+        self._idle.move_to_end(page, last=False)
+
+    def _give(self, pages: Sequence[int]) -> None:
+        self._make_room(len(pages))
+        for page in pages:
+            self._frame[page] = self._assigned[page] = self._free.pop()
+
+    def _make_room(self, count: int) -> None:
+        missing = count - len(self._free)
+        if missing <= 0:
+            return
+        if missing > len(self._idle):
+            raise ProtocolError(f"{count} frames wanted, {self.available} available")
+        wanted = self.wanted()
+        order: Iterable[int] = sorted(self._idle, key=wanted.__contains__) if wanted else self._idle
+        for page in list(islice(order, missing)):
+            del self._idle[page]
+            self._take_back(page)
+            self._worth[page] = 0
+            self.evicted += 1
+            self.changes += 1
+
+    def _take_back(self, page: int) -> None:
+        if self._frame[page] >= 0:
+            self._free.append(self._frame[page])
+            self._frame[page] = -1
+            self._assigned.pop(page, None)
+
+    # -- edge -------------------------------------------------------------------------------------
+
+    def take_assigned(self) -> tuple[tuple[int, int], ...]:
+        """(page, frame) of the frames given since the last call."""
+        taken = tuple(self._assigned.items())
+        self._assigned = {}
+        return taken
+
+    def check(self, held: Counter[int]) -> None:
+        """Raise ProtocolError unless every frame is in exactly one place. held: how many windows cover
+        each page."""
+        for page, users in enumerate(self._users):
+            if users != held[page]:
+                raise ProtocolError(f"page {page} is in {held[page]} windows, the count says {users}")
+            if users and self._frame[page] < 0 and not self.optional:
+                raise ProtocolError(f"page {page} is in a window and has no frame")
+        given = {page: frame for page, frame in enumerate(self._frame) if frame >= 0}
+        if sorted([*given.values(), *self._free]) != list(range(self.total)):
+            raise ProtocolError(f"frames leaked: {self.count()}")
+        if set(self._idle) != {page for page in given if not self._users[page]}:
+            raise ProtocolError(f"idle frames are not those without a window: {self.count()}")

@@ -1,0 +1,130 @@
+"""Layer groups under any interleaving: windows, recurrent states and full attention in every mix, frames so
+few that windows lose theirs all the time, against the uncached run (issue 3, *Sliding-window and hybrid
+states*)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant
+
+from hotprefix.kernel.config import (
+    Capabilities,
+    Eviction,
+    Flight,
+    GroupKind,
+    LayerGroup,
+    Order,
+    Publication,
+    Refresh,
+)
+from tests.property.test_kernel_machine import KernelMachine
+from tests.property.test_repeats import ARRIVALS, CONFIGS, Program
+from tests.support.drive import Driver
+from tests.support.watch import OnceWatch, PlanWatch
+
+MIXES: dict[str, tuple[GroupKind, ...]] = {
+    "window": (GroupKind.WINDOW,),
+    "two windows": (GroupKind.WINDOW, GroupKind.WINDOW),
+    "recurrent": (GroupKind.RECURRENT,),
+    "window and recurrent": (GroupKind.WINDOW, GroupKind.RECURRENT),
+}
+
+
+class GroupsMachine(KernelMachine):
+    """The kernel machine over models with layer groups."""
+
+    @initialize(
+        page_size=st.sampled_from([1, 4, 16]),
+        tokens=st.integers(80, 400),
+        same_step=st.booleans(),
+        full=st.booleans(),
+        mix=st.sampled_from(sorted(MIXES)),
+        windows=st.lists(st.sampled_from([1, 2, 5, 16, 17, 40, 500]), min_size=2, max_size=2),
+        spare=st.lists(st.sampled_from([0, 0, 1, 3, 10, 100]), min_size=2, max_size=2),
+        config=st.fixed_dictionaries(
+            {
+                "publication": st.sampled_from(Publication),
+                "flight": st.sampled_from(Flight),
+                "order": st.sampled_from(Order),
+                "eviction": st.sampled_from(Eviction),
+                "refresh": st.sampled_from(Refresh),
+                "max_running": st.integers(1, 8),
+                "max_batched_tokens": st.sampled_from([8, 9, 13, 32, 57, 200]),
+                "preemption": st.booleans(),
+                "prefix_cache": st.sampled_from([True, True, True, False]),
+                "output_reserve": st.sampled_from([0.0, 0.25, 1.0]),
+                "session_pages": st.sampled_from([0, 8, 1000]),
+            }
+        ),
+    )
+    def build(
+        self, page_size: int, tokens: int, same_step: bool, full: bool, mix: str, windows: list[int],
+        spare: list[int], config: dict[str, Any],
+    ) -> None:  # fmt: skip
+        groups = tuple(
+            self._group(kind, window, page_size, more)
+            for kind, window, more in zip(MIXES[mix], windows, spare, strict=False)
+        )
+        self.d = Driver(
+            max(tokens // page_size, 1),
+            page_size,
+            Capabilities(same_step),
+            full=full,
+            groups=groups,
+            **config,
+        )
+        self.watch = PlanWatch(self.d, Capabilities(same_step))
+        self.once = OnceWatch(self.d)
+
+    @staticmethod
+    def _group(kind: GroupKind, window: int, page_size: int, more: int) -> LayerGroup:
+        """As few frames as the window allows, and some more."""
+        if kind is GroupKind.RECURRENT:
+            return LayerGroup(kind, 1 + more)
+        return LayerGroup(kind, -(-(window - 1) // page_size) + 1 + more, window)
+
+    @invariant()
+    def frames_conserved(self) -> None:
+        if not hasattr(self, "d"):
+            return
+        for count in self.d.kernel.status().groups:
+            assert count.free + count.held + count.idle == count.total
+
+    def teardown(self) -> None:
+        if not hasattr(self, "d"):
+            return
+        super().teardown()
+        for count in self.d.kernel.status().groups:
+            assert (count.free, count.held, count.idle) == (count.total, 0, 0)
+
+
+TestGroups = GroupsMachine.TestCase
+TestGroups.settings = settings(max_examples=200, stateful_step_count=30)
+
+
+@pytest.mark.slow
+class TestGroupsDeep(GroupsMachine.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(max_examples=4000, stateful_step_count=60, derandomize=False)
+
+
+@given(
+    config=CONFIGS, arrivals=ARRIVALS, page=st.sampled_from([2, 8, 16]), tokens=st.integers(40, 300),
+    full=st.booleans(), window=st.sampled_from([1, 6, 16, 40]), more=st.sampled_from([0, 2, 9]),
+)  # fmt: skip
+def test_repeating_decodes_decides_nothing_about_windows(
+    config: dict[str, Any], arrivals: list[tuple[Any, ...]], page: int, tokens: int, full: bool, window: int,
+    more: int,
+) -> None:  # fmt: skip
+    """No window lets go of a page between two plans, so the frames end up the same, and their order too."""
+    config = {**config, "full": full, "groups": (GroupsMachine._group(GroupKind.WINDOW, window, page, more),)}
+    once, many = (
+        Program(config, max(1, tokens // page), page, True, many).run(arrivals) for many in (False, True)
+    )
+    assert once.told() == many.told()
+    assert once.d.outputs == many.d.outputs
+    assert once.d.kernel.status() == many.d.kernel.status()
+    many.d.assert_cold_equal()
