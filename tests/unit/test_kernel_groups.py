@@ -107,12 +107,15 @@ def test_passed_windows_go_before_ends(drivers: list[Driver]) -> None:
 
 
 def test_the_prompt_s_end_outlasts_what_decoding_passes(drivers: list[Driver]) -> None:
-    """A second answer to the same prompt, after a long first one, finds the window at the prompt's end."""
+    """A second answer to the same prompt, after a long first one and a request that takes all frames that
+    windows have passed, finds the window at the prompt's end."""
     d = driver(window(16))
     drivers.append(d)
     d.submit("a", text(1, 41), 60)
     d.run()
     assert frames(d).evicted > 0
+    d.submit("other", text(2, 28), 1)
+    d.run()
     d.submit("again", text(1, 41), 2)
     d.run()
     assert d.cached["again"] == 40
