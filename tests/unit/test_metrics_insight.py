@@ -20,6 +20,7 @@ from hotprefix.engine.stores.breaker import BreakerState
 from hotprefix.engine.stores.counters import LinkStats, StoreStats
 from hotprefix.engine.stores.errors import Reason
 from hotprefix.kernel import events as ev
+from hotprefix.kernel.cache.frames import FrameCount
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.counters import Counters
@@ -49,7 +50,8 @@ def numbered(start: int = 10_001) -> tuple[Insight, Iterator[int]]:
     return filled(
         Insight, l2=filled(Occupancy), throughput=tuple(filled(Throughput, window_s=w) for w in (30, 300)),
         kernel=filled(Counters), host=filled(HostCounters), prefetch=filled(PrefetchCounters), store=store,
-        links=filled(Links), observed=filled(Observed, failed=None, sink_failed="ValueError: x"),
+        links=filled(Links), groups=(filled(FrameCount), filled(FrameCount)),
+        observed=filled(Observed, failed=None, sink_failed="ValueError: x"),
         hottest=(HotPrefix("aa", -1, 0, 16, 2),),
     ), n  # fmt: skip
 
@@ -92,6 +94,22 @@ def test_case_174_every_inner_number_is_a_metric() -> None:
     assert got["hotprefix_cached_tps{window_s=30}"] == insight.throughput[0].cached_tps
     assert got["hotprefix_link_bytes_total{link=host_to_device}"] == insight.links.restored_bytes  # type: ignore[union-attr]
     assert got["hotprefix_link_bytes_total{link=storage_to_host}"] == insight.store.read.bytes  # type: ignore[union-attr]
+
+
+def test_the_fullest_pool_is_the_usage() -> None:
+    """A model of window layers has pages in plenty; what it runs out of is frames."""
+    insight, _ = numbered()
+    for held, usage in ((1, 0.25), (9, 0.9)):
+        groups = (FrameCount(total=10, free=10 - held, held=held, idle=0, evicted=0),)
+        stats = dataclasses.replace(
+            STATS, total_pages=8, owned_pages=1, protected_pages=1,
+            insight=dataclasses.replace(insight, groups=groups),
+        )  # fmt: skip
+        got = exposed(stats)
+        assert [value for name, value in got.items() if name.startswith("vllm:kv_cache_usage_perc")] == [
+            usage
+        ]
+        assert got["hotprefix_group_frames{group=0,state=held}"] == held
 
 
 def test_no_label_holds_free_text() -> None:

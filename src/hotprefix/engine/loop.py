@@ -274,8 +274,7 @@ class EngineLoop:
         )
 
     def _insight(self) -> Insight:
-        kernel, now = self.kernel, self._clock()
-        status = kernel.status()
+        kernel, now, status = self.kernel, self._clock(), self.kernel.status()
         host, prefetch = kernel.tier_counters
         links = self._host.links if self._host is not None else None
         return Insight(
@@ -284,6 +283,7 @@ class EngineLoop:
             namespaces=status.namespaces,
             fetches=status.fetches,
             l2=status.l2,
+            groups=status.groups,
             throughput=self._rates.throughput(now),
             kernel=replace(kernel.counters),
             host=replace(host),

@@ -14,6 +14,7 @@ from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Throughput
 from hotprefix.engine.stores.counters import StoreStats
+from hotprefix.kernel.cache.frames import FrameCount
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.counters import Counters
@@ -154,15 +155,16 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class Insight:
     """What lies behind `EngineStats`. parked: waiting requests that wait for a flight's leader.
-    l2: None without that tier; store and links likewise. plan_s/execute_s/commit_s: seconds spent since
-    the start. kernel, host, prefetch: the kernel's own counters. hottest: filled where somebody watches
-    requests; empty without."""
+    l2: None without that tier; store and links likewise. groups: frames of each layer group.
+    plan_s/execute_s/commit_s: seconds spent since the start. kernel, host, prefetch: the kernel's own
+    counters. hottest: filled where somebody watches requests; empty without."""
 
     parked: int
     tree_nodes: int
     namespaces: int
     fetches: int
     l2: Occupancy | None
+    groups: tuple[FrameCount, ...]
     throughput: tuple[Throughput, ...]
     kernel: Counters
     host: HostCounters

@@ -82,6 +82,7 @@ def insight_metrics(insight: Insight) -> Iterator[Metric]:
     yield from _gauges(insight)
     for group in ("kernel", "host", "prefetch"):
         yield from _counters(group, getattr(insight, group))
+    yield from _frames(insight)
     yield from _time(insight)
     yield from _links(insight)
     if insight.store is not None:
@@ -92,6 +93,21 @@ def insight_metrics(insight: Insight) -> Iterator[Metric]:
 def tier_pages(insight: Insight | None) -> Mapping[str, Occupancy]:
     """Tiers beside L1, by label."""
     return {} if insight is None or insight.l2 is None else {"host": insight.l2}
+
+
+def _frames(insight: Insight) -> Iterator[Metric]:
+    if not insight.groups:
+        return
+    now = GaugeMetricFamily("hotprefix_group_frames", "Frames of a layer group now; the states add up to the "
+                            "total.", labels=["group", "state"])  # fmt: skip
+    gone = CounterMetricFamily("hotprefix_group_evicted_frames", "Pages a layer group gave up.",
+                               labels=["group"])  # fmt: skip
+    for i, count in enumerate(insight.groups):
+        for state in ("free", "held", "idle", "total"):
+            now.add_metric([str(i), state], getattr(count, state))
+        gone.add_metric([str(i)], count.evicted)
+    yield now
+    yield gone
 
 
 def _gauges(insight: Insight) -> Iterator[Metric]:

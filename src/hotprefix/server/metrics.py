@@ -202,10 +202,12 @@ def _aliases(stats: EngineStats, model: str) -> Iterator[Metric]:
         return family
 
     hits = stats.cached_device + stats.cached_host + stats.cached_storage
-    used = stats.owned_pages + stats.protected_pages
+    used = (stats.owned_pages + stats.protected_pages) / stats.total_pages
+    if stats.insight is not None:  # the pool that is fullest: where it is full, nothing more runs
+        used = max([used, *(group.held / group.total for group in stats.insight.groups)])
     yield gauge("num_requests_running", stats.running, "Requests running.")
     yield gauge("num_requests_waiting", stats.waiting, "Requests waiting.")
-    yield gauge("kv_cache_usage_perc", used / stats.total_pages, "Share of KV pages in use, 0 to 1.")
+    yield gauge("kv_cache_usage_perc", used, "Share of KV pages in use, 0 to 1.")
     yield counter("prefix_cache_queries", stats.queried_tokens, "Prompt tokens looked up, once per request.")
     yield counter("prefix_cache_hits", hits, "Prompt tokens found and used.")
     yield counter("prompt_tokens_cached", hits, "Prompt tokens found and used.")
