@@ -161,6 +161,20 @@ def test_a_branch_hit_twice_outlasts_what_is_passed(drivers: list[Driver]) -> No
     assert reused == [28, 40]
 
 
+def test_a_short_prefix_loses_its_tail_first(drivers: list[Driver]) -> None:
+    """Within the first window every page is needed, so what is left is a prefix, as in the tree."""
+    d = driver(window(8))
+    drivers.append(d)
+    d.submit("a", text(1, 17), 1)
+    d.run()
+    d.submit("other", text(2, 24), 1)
+    d.run()
+    assert frames(d).evicted == 2
+    d.submit("again", text(1, 17), 1)
+    d.run()
+    assert d.cached["again"] == 8
+
+
 def test_a_hole_is_filled_by_who_computes_it_again(drivers: list[Driver]) -> None:
     """A's window pages are gone, its full-attention pages are not. B computes the prompt again: the tree
     keeps A's pages, which take over B's frames, so C reuses them."""
@@ -185,7 +199,7 @@ def test_a_hole_is_filled_by_who_computes_it_again(drivers: list[Driver]) -> Non
 
 def test_requests_share_a_window_s_frames(drivers: list[Driver]) -> None:
     """Eight that go on from one prefix hold its four frames once, and one more each."""
-    d = driver(window(60), flight=Flight.NONE)
+    d = driver(window(16), flight=Flight.NONE)
     drivers.append(d)
     d.submit("a", text(1, 40), 1)
     d.run()
