@@ -16,6 +16,8 @@ from hotprefix.commands.calibrate import calibrate as command
 from hotprefix.engine.bare import Bare
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import KernelConfig
+from hotprefix.kernel.plan import StepPlan
+from hotprefix.lab.cost import links
 from hotprefix.lab.cost.calibrate import Settings, calibrate
 from hotprefix.lab.cost.design import Decodes
 from hotprefix.lab.cost.features import Features
@@ -103,6 +105,24 @@ def test_calibration_gives_a_model_that_tells_its_error(bare: Bare) -> None:
     assert (found.name, found.dtype) == ("tiny", "float32")
     assert found.scheduler_s(8, 0) > 0
     assert any("round 1, batch 1" in line for line in told)
+
+
+def test_each_link_has_its_own_figures(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock moved by the copies themselves: saves 1 s and 0.01 s a page, restores 2 s and 0.02 s."""
+    now = [0.0]
+
+    def copies(_host: object, plan: StepPlan) -> None:
+        now[0] += 1 + 0.01 * len(plan.saves) if plan.saves else 2 + 0.02 * len(plan.restores)
+
+    monkeypatch.setattr(links, "_synchronised", copies)
+    monkeypatch.setattr(links.time, "perf_counter", lambda: now[0])
+    found = links.host_links(bare.pool)
+    assert found.save is not None
+    assert found.restore is not None
+    assert found.save.latency_s == pytest.approx(1)
+    assert found.save.bytes_per_s == pytest.approx(bare.pool.page_bytes / 0.01)
+    assert found.restore.latency_s == pytest.approx(2)
+    assert found.restore.bytes_per_s == pytest.approx(bare.pool.page_bytes / 0.02)
 
 
 def test_settings_and_pools_that_do_not_fit_are_refused(bare: Bare) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -19,9 +20,10 @@ from hotprefix.engine.bare import Bare
 from hotprefix.errors import InputError
 from hotprefix.kernel.config import KernelConfig, Publication
 from hotprefix.lab.cost.model import CostModel
+from hotprefix.lab.live import against
 from hotprefix.lab.live.against import Believed, Options, against_live
 from hotprefix.lab.live.clock import CpuClock
-from hotprefix.lab.live.compare import STEP_OF_ONE, compare, same_in_order
+from hotprefix.lab.live.compare import STEP_OF_ONE, Reuse, TimeError, compare, same_in_order
 from hotprefix.lab.live.run import Run, live, simulated
 from hotprefix.lab.live.shape import arriving, at, one_by_one
 from hotprefix.lab.sim.workload import Loop
@@ -73,6 +75,7 @@ def test_one_by_one_the_simulator_does_what_the_engine_does(bare: Bare) -> None:
     assert real.requests["cached_l1"].to_list() == guess.requests["cached_l1"].to_list()
     assert sum(real.requests["cached_l1"]) > 0
     assert "evict" in {e["k"] for e in real.events}, "no pressure, no test"
+    assert real.requests["arrival_s"].to_list() == [0.0, *real.requests["finish_s"].to_list()[:-1]]
     assert real.steps[-1]["waiting"] == 0
 
 
@@ -135,6 +138,9 @@ def test_every_load_is_run_and_the_decisions_are_equal(believed: Believed) -> No
     assert believed.reuse_equal
     assert {level.requests for level in believed.levels} == {9}
     assert believed.saturation_rps == pytest.approx(9 / believed.levels[1].makespan_s)
+    for level in believed.levels[2:]:
+        assert level.load is not None
+        assert level.makespan_s >= 9 / (believed.saturation_rps * level.load), "the last one comes then"
     for level in believed.levels:
         assert [t.name for t in level.times] == ["TTFT", "queue time", "completion"]
     assert "made up" in believed.cost
@@ -151,6 +157,22 @@ def test_a_cost_model_that_is_wrong_shows_with_its_sign(bare: Bare) -> None:
 def test_less_time_means_fewer_requests(bare: Bare) -> None:
     found = against_live(bare, trace(), replace(OPTIONS, seconds=1.0), STEP_OF_ONE)
     assert found.requests == 4
+
+
+def test_other_reuse_where_the_order_is_given_is_a_fault(believed: Believed) -> None:
+    first = replace(believed.levels[0], differ=(Reuse("0000001", 4, 8),))
+    assert not replace(believed, levels=(first, *believed.levels[1:])).reuse_equal
+    later = replace(believed.levels[3], differ=(Reuse("0000001", 4, 8),))
+    assert replace(believed, levels=(*believed.levels[:3], later)).reuse_equal
+
+
+def test_errors_are_shown_with_their_sign(believed: Believed) -> None:
+    time = TimeError("TTFT", 0.2, 4.0, -0.05, 1.0, -0.25, 0.25, 0.0625)
+    level = replace(believed.levels[0], times=(time,))
+    page = render(replace(believed, levels=(level,)))
+    assert "−50 ms (−25 %)" in page
+    assert "+1.00 s (+25 %)" in page
+    assert "off by −25 % at worst (TTFT)" in page
 
 
 def test_a_fault_is_told_as_one(believed: Believed) -> None:
@@ -193,6 +215,11 @@ def test_the_command_writes_both_files(
     )  # fmt: skip
     parsed = json.loads((tmp_path / "out" / "against-live.json").read_text())
     assert (parsed["trace"], parsed["requests"], parsed["reuse_equal"]) == ("sample:agents", 4, True)
+    broken = replace(believed, levels=(replace(believed.levels[2], order_parity=False),))
+    monkeypatch.setattr(against, "against_live", lambda *_args: broken)
+    with pytest.raises(typer.Exit) as left:
+        command.run("sample:agents", tmp_path / "out", console, cost=str(cost))
+    assert left.value.exit_code == 1
     assert "The simulator against the engine" in (tmp_path / "out" / "against-live.html").read_text()
 
 

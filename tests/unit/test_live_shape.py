@@ -119,10 +119,10 @@ def run(reused: list[int], firsts: list[float], events: list[dict[str, Any]]) ->
 
 
 def test_a_comparison_by_hand() -> None:
-    """TTFT live 1, 2, 3 and simulated 1.5, 2.5, 2: medians 2 and 2, p95 2.9 and 2.4, errors .5, .5, 1."""
+    """TTFT live 1, 2, 3, simulated 1.5, 2.5, 2.25: medians 2 and 2.25, p95 2.9 and 2.475."""
     steps = [{"k": "step", "step": i} for i in range(3)]
     live = run([0, 16, 32], [2.0, 3.0, 4.0], steps)
-    guess = run([0, 16, 48], [2.5, 3.5, 3.0], [*steps[:2], {"k": "step", "step": 9}, {"k": "x"}])
+    guess = run([0, 16, 48], [2.5, 3.5, 3.25], [*steps[:2], {"k": "step", "step": 9}, {"k": "x"}])
     found = compare("by hand", 0.7, live, guess, order_parity=False)
     assert found.differ == (Reuse("2", 32, 48),)
     assert (found.reused, found.input_tokens, found.makespan_s) == (48, 300, 5.0)
@@ -130,9 +130,9 @@ def test_a_comparison_by_hand() -> None:
     assert not found.events_equal
     assert found.diverged == ("step (step 2)", "step (step 9)")
     ttft, queue, completion = found.times
-    assert (ttft.live_p50_s, ttft.error_p50_s, ttft.relative_p50) == (2.0, 0.0, 0.0)
-    assert ttft.error_p95_s == pytest.approx(2.45 - 2.9)
-    assert ttft.relative_p95 == pytest.approx((2.45 - 2.9) / 2.9)
+    assert (ttft.live_p50_s, ttft.error_p50_s, ttft.relative_p50) == (2.0, 0.25, 0.125)
+    assert ttft.error_p95_s == pytest.approx(2.475 - 2.9)
+    assert ttft.relative_p95 == pytest.approx((2.475 - 2.9) / 2.9)
     assert ttft.typical_s == 0.5
     assert (queue.live_p50_s, queue.relative_p50) == (0.0, None)
     assert completion.live_p50_s == 3.0
