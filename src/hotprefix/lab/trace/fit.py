@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 from hotprefix.lab.trace.agents import Session, parse_session, row_ends, row_triggers
 from hotprefix.lab.trace.lines import lines
