@@ -17,6 +17,7 @@ from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import StepOutcome, StepPlan
 from hotprefix.kernel.request import Namespace, Request
+from hotprefix.lab.cost.features import features
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.prompts import PromptMaker, sampled
 from hotprefix.lab.sim.record import Recorder, Row, Windows, new_row
@@ -154,15 +155,7 @@ class Instance:
     def _timed(self, plan: StepPlan, now: float) -> Run:
         """How long each repeat takes."""
         cost, status = self._cost, self.kernel.load
-        prefill = context = decodes = reach = 0
-        for chunk in plan.chunks:
-            n = len(chunk.tokens) // 4
-            if n == 1:
-                decodes += 1
-                reach += chunk.start + 1
-            else:
-                prefill += n
-                context += n * chunk.start + n * (n + 1) // 2
+        prefill, context, decodes, reach = features(plan.chunks)
         scheduler = cost.scheduler_s(*status)
         # What repeats have in common; each then attends to one position more in every sequence.
         same = cost.step_s(prefill, context, decodes, 0) if plan.chunks else 0.0
