@@ -199,7 +199,7 @@ def test_a_hole_is_filled_by_who_computes_it_again(drivers: list[Driver]) -> Non
 
 def test_requests_share_a_window_s_frames(drivers: list[Driver]) -> None:
     """Eight that go on from one prefix hold its four frames once, and one more each."""
-    d = driver(window(16), flight=Flight.NONE)
+    d = driver(window(13), flight=Flight.NONE)
     drivers.append(d)
     d.submit("a", text(1, 40), 1)
     d.run()
