@@ -16,6 +16,7 @@ from hotprefix.kernel.config import (
     GroupKind,
     KernelConfig,
     LayerGroup,
+    Order,
     Publication,
     Refresh,
     TierConfig,
@@ -194,6 +195,32 @@ def test_a_hole_is_filled_by_who_computes_it_again(drivers: list[Driver]) -> Non
     assert d.cached["c"] == 40
 
 
+def test_a_waiting_request_notices_a_new_branch(drivers: list[Driver]) -> None:
+    """C's longest match ends in A's run, of which windows can use only the part up to the branch; while it
+    waits, nothing changes but that another branch is added there."""
+    d = driver(window(20), max_running=1, max_batched_tokens=16)
+    drivers.append(d)
+    for name, prompt in (
+        ("a", text(1, 60)),
+        ("b", text(1, 24) + text(2, 20)),
+        ("b2", text(1, 24) + text(3, 20)),
+    ):
+        d.submit(name, prompt, 1)
+        d.run()
+    d.submit("unshared", text(9, 60), 1, share_limit=0)
+    d.run()
+    d.submit("x", text(1, 24) + text(4, 9), 1)
+    d.submit("c", [*text(1, 60), 5], 1)
+    waiting, before = d.kernel._s.sequences["c"], frames(d).evicted
+    longest, _, usable = waiting.usable or (None, 0, None)
+    assert [match and match.pages for match in (longest, usable)] == [15, 6]
+    while "x" not in d.finish:
+        d.step()
+    assert frames(d).evicted == before
+    d.run()
+    assert d.cached["c"] == 24
+
+
 # -- sharing and room -----------------------------------------------------------------------------
 
 
@@ -209,6 +236,17 @@ def test_requests_share_a_window_s_frames(drivers: list[Driver]) -> None:
     assert [d.kernel._s.sequences[f"b{i}"].computed for i in range(8)] == [38] * 8
     assert frames(d).held == 5 + 8 - 1
     d.run()
+
+
+def test_a_running_request_jumps_ahead(drivers: list[Driver]) -> None:
+    """C overtakes B within the same prompt; B then takes over what C computed and lets its own window go."""
+    d = driver(window(40), max_batched_tokens=32, order=Order.PRIORITY, preemption=True)
+    drivers.append(d)
+    d.submit("b", text(1, 100), 2, priority=2)
+    d.step()
+    d.submit("c", text(1, 100), 2, priority=0)
+    d.run()
+    assert (d.cached["c"], d.cached["b"]) == (32, 64)
 
 
 @pytest.mark.parametrize("full", [True, False])
