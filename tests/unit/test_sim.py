@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 
 from hotprefix.errors import ConfigError, InputError
-from hotprefix.kernel.config import Eviction, Flight, Publication, Refresh, TierConfig, Write
-from hotprefix.lab.cost.model import Links
+from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Refresh, TierConfig, Write
+from hotprefix.lab.cost.model import Link, Links
 from hotprefix.lab.sim.cluster import Route
 from hotprefix.lab.sim.simulate import Tables
 from hotprefix.lab.sim.workload import Loop
@@ -323,6 +323,29 @@ def test_instances_share_one_store() -> None:
     assert list(fetched) == [0, 4000, 4000]
     alone = replay(trace, instances=3, tiers=replace(tiers, storage=False))
     assert alone.requests["cached_l3"].sum() == 0
+
+
+@pytest.mark.parametrize("write", list(Write))
+@pytest.mark.parametrize("prefetch", list(Prefetch))
+@pytest.mark.parametrize("fetch_bytes_s", [1e9, 3e4])
+def test_a_replay_over_all_tiers_ends_and_balances(
+    write: Write, prefetch: Prefetch, fetch_bytes_s: float
+) -> None:
+    """Two instances thrash over one store, pages come in time or late; each instance has idle moments."""
+    tiers = TierConfig(
+        30, storage=True, write=write, prefetch=prefetch, prefetch_timeout_s=0.05, min_restore_pages=1,
+        min_fetch_pages=1,
+    )  # fmt: skip
+    links = price().links.model_copy(update={"fetch": Link(latency_s=1e-3, bytes_per_s=fetch_bytes_s)})
+    tables = replay(
+        agents(8, 5), total_pages=45, max_running=2, instances=2, tiers=tiers, links=links, **CLOSED
+    )
+    balanced(tables)
+    assert set(tables.requests["outcome"]) == {"finished"}
+    spent = tables.windows.select("prefill_s", "decode_s", "scheduler_s", "restore_s").sum().sum_horizontal()
+    assert spent.item() <= 2 * tables.virtual_s
+    if write is Write.THROUGH and prefetch is Prefetch.WAIT_COMPLETE:
+        assert tables.requests["cached_l3"].sum() > 0
 
 
 def test_a_tier_without_figures_is_refused() -> None:

@@ -145,7 +145,10 @@ class Instance:
         self._host.land(self.kernel, now)
 
     def _idle(self, plan: StepPlan, now: float) -> None:
-        """Nothing runs: only pages from L3 can change that, or the end of waiting for them."""
+        """Nothing runs: only pages from L3 can change that, or the end of waiting for them. A plan that only
+        marks pages in L3 as used, after the last request's end, leaves nothing to be done."""
+        if not self.kernel.has_work:
+            return
         if not self._host.busy:
             raise SimulationStuck(f"instance {self.index} at {now} s: nothing can run, {plan.stall}")
         if self._poll <= now:
