@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -16,6 +17,7 @@ from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Refresh, TierConfig, Write
 from hotprefix.lab.cost.model import Link, Links
 from hotprefix.lab.sim.cluster import Route
+from hotprefix.lab.sim.prompts import PromptMaker
 from hotprefix.lab.sim.simulate import Tables
 from hotprefix.lab.sim.workload import Loop
 from hotprefix.lab.trace.record import TraceRequest
@@ -156,6 +158,16 @@ def test_every_request_balances(eviction: Eviction, pages: int) -> None:
     assert set(tables.requests["outcome"]) == {"finished"}
     assert tables.requests["cached_l1"].sum() == tables.windows["cached_tokens"].sum()
     assert (tables.requests["cached_l1"] <= tables.requests["ideal_tokens"]).all()
+
+
+def test_what_no_block_covers_is_no_block_whatever_ids_a_trace_has() -> None:
+    largest, maker = 2**31 - 1, PromptMaker(BLOCK)
+    prompts = [maker.make(request(f"r{i}", [0, largest - i], 9)) for i in range(6)]
+    covered = [np.frombuffer(p.tokens, "<i4")[: 2 * BLOCK] for p in prompts]
+    fillers = [np.frombuffer(p.tokens + p.outputs, "<i4")[2 * BLOCK :] for p in prompts]
+    assert not np.isin(fillers, covered).any()
+    assert [len(set(f.tolist())) for f in fillers] == [1] * 6
+    assert len(np.unique(fillers)) == 6
 
 
 def test_an_endless_cache_reuses_the_ideal() -> None:
