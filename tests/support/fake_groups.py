@@ -101,11 +101,16 @@ class GroupExecutor(FakeExecutor):
         for chunk in chunks:
             self.states.pop(chunk.request, None)
             for i, group in enumerate(self.groups):
-                if group.kind is GroupKind.RECURRENT:
-                    frame = self.frame_of[i][self.tables[chunk.slot][chunk.stop // self.page - 1]]
-                    self.checkpoints[i][frame] = -1
-                else:
+                if group.kind is GroupKind.WINDOW:
                     self.pools[i][:, self._where(i, chunk)[chunk.start :]] = 0xBAD
+                else:
+                    self._keep(i, chunk, -1)
+
+    def _keep(self, i: int, chunk: Chunk, state: int) -> None:
+        """Write a checkpoint where the chunk stops at a page's end that has a frame."""
+        frame = self.frame_of[i][self.tables[chunk.slot][chunk.stop // self.page - 1]]
+        if chunk.stop % self.page == 0 and frame >= 0:
+            self.checkpoints[i][frame] = state
 
     def _where(self, i: int, chunk: Chunk) -> np.ndarray:
         pages = np.array(self.tables[chunk.slot], dtype=np.int64)
@@ -132,9 +137,7 @@ class GroupExecutor(FakeExecutor):
         for chunk, before in zip(chunks, states, strict=True):
             state = _advance(before, tk.view(chunk.tokens).tolist())
             self.states[chunk.request] = (chunk.stop, state)
-            frame = self.frame_of[i][self.tables[chunk.slot][chunk.stop // self.page - 1]]
-            if chunk.stop % self.page == 0 and frame >= 0:
-                self.checkpoints[i][frame] = state
+            self._keep(i, chunk, state)
             found.append(state)
         return found
 
