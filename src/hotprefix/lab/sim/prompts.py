@@ -2,7 +2,7 @@
 
 Rules: the kernel's token at position p is the id of the block that p lies in, so two prompts share tokens
 exactly as far as they share blocks. Positions that no recorded block covers hold a filler that no other
-request has (negative, as no block's id is): they are never reused.
+request has (counted down from the largest int32, twice the largest block id): they are never reused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 
 from hotprefix.kernel.tokens import TOKEN_BYTES
 from hotprefix.lab.trace.record import Blocks, TraceRequest
+
+MAX_TOKEN = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class PromptMaker:
     def make(self, request: TraceRequest) -> Prompt:
         """Tokens of a request's prompt and answer."""
         self._serial += 1
-        filler, block = -self._serial, self._block
+        filler, block = MAX_TOKEN - self._serial, self._block
         length, wanted = request.input_length, max(1, request.output_length)
         tokens = np.empty(length, dtype="<i4")
         covered = min(length, len(request.blocks) * block)

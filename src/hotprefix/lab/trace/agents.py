@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from hotprefix.errors import ConfigError
-from hotprefix.lab.trace.fields import INT32_MAX, STRICT, Outputs, Seconds, Tokens
+from hotprefix.lab.trace.fields import MAX_BLOCK, STRICT, Outputs, Seconds, Tokens
 from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 
@@ -202,8 +202,8 @@ class CodingAgents:
         return self._prefixes[key]
 
     def _fresh(self, count: int) -> Blocks:
-        if self._next + count > INT32_MAX:
-            raise ValueError("rows: more than 2^31 distinct blocks")
+        if self._next + count > MAX_BLOCK:
+            raise ValueError("rows: more than 2^30 distinct blocks")
         self._next += count
         return np.arange(self._next - count, self._next, dtype=np.int32)
 

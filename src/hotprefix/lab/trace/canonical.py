@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from hotprefix.lab.trace.fields import INT32_MAX, STRICT, Outputs, Seconds, Tokens
+from hotprefix.lab.trace.fields import INT32_MAX, MAX_BLOCK, STRICT, Outputs, Seconds, Tokens
 from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 VERSION: Final = 1
@@ -25,7 +25,7 @@ OF_SESSION: Final = 8
 SESSIONS: Final = 1024
 _FORBID: Final[ConfigDict] = {**STRICT, "extra": "forbid"}
 
-BlockId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+BlockId = Annotated[int, Field(ge=0, le=MAX_BLOCK)]
 Run = BlockId | tuple[BlockId, Annotated[int, Field(ge=1, le=INT32_MAX)]]
 
 
@@ -123,14 +123,16 @@ def to_runs(blocks: Blocks) -> Iterator[int | list[int]]:
 
 
 def from_runs(runs: Iterable[int | tuple[int, int]], field: str, most: int) -> Blocks:
-    """Ids, int32. Raises ValueError (more than `most` of them, or beyond int32)."""
+    """Ids, int32. Raises ValueError (more than `most` of them, or beyond MAX_BLOCK)."""
     parts, total = [], 0
     for run in runs:
         first, count = run if isinstance(run, tuple) else (run, 1)
         total += count
         if total > most:
             raise ValueError(f"{field}: more than the {most} ids its tokens allow")
-        if first + count - 1 > INT32_MAX:
-            raise ValueError(f"{field}: id {first + count - 1} is beyond int32")
+        if first + count - 1 > MAX_BLOCK:
+            raise ValueError(
+                f"{field}: id {first + count - 1} is beyond {MAX_BLOCK}: number the blocks from 0"
+            )
         parts.append(np.arange(first, first + count, dtype=np.int32))
     return np.concatenate(parts) if parts else np.empty(0, np.int32)

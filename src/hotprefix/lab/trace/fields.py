@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field
 from hotprefix.lab.trace.record import Blocks
 
 INT32_MAX: Final = 2**31 - 1
+MAX_BLOCK: Final = 2**30 - 1  # ids above it are left for what no block covers
 STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 
 Tokens = Annotated[int, Field(ge=1, le=INT32_MAX)]

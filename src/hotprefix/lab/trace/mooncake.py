@@ -15,12 +15,12 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from hotprefix.lab.trace.clock import Clock
-from hotprefix.lab.trace.fields import INT32_MAX, STRICT, Names, Outputs, Stamp, Tokens, check_blocks
+from hotprefix.lab.trace.fields import MAX_BLOCK, STRICT, Names, Outputs, Stamp, Tokens, check_blocks
 from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 BLOCK_SIZE: Final = 512
 NOTES: Final = (
-    "blocks: the file's hash_ids (numbered anew where they do not fit int32); the partial last block has one",
+    "blocks: the file's hash_ids (numbered anew where they exceed 2**30); the partial last block has one",
     "answers: their blocks are not recorded, so nothing of an answer is reused",
     "no sessions: arrivals are fixed (open loop)",
 )
@@ -65,9 +65,9 @@ class Mooncake:
         largest = max(hashes)
         if not self._begun:
             self._begun = True
-            self._names = Names() if largest > INT32_MAX else None
+            self._names = Names() if largest > MAX_BLOCK else None
         if self._names is not None:
             return self._names.of(hashes)
-        if largest > INT32_MAX:
-            raise ValueError(f"hash_ids: {largest} is beyond int32, and the file's first ids were not")
+        if largest > MAX_BLOCK:
+            raise ValueError(f"hash_ids: {largest} is beyond {MAX_BLOCK}, and the file's first ids were not")
         return np.array(hashes, dtype=np.int32)

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from hotprefix.errors import ConfigError
-from hotprefix.lab.trace.fields import INT32_MAX, NO_BLOCKS
+from hotprefix.lab.trace.fields import MAX_BLOCK, NO_BLOCKS
 from hotprefix.lab.trace.record import Blocks
 
 FROZEN: Final = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
@@ -71,8 +71,8 @@ class Ids:
     def fresh(self, count: int) -> Blocks:
         if count <= 0:
             return NO_BLOCKS
-        if self._next + count > INT32_MAX:
-            raise ConfigError("more than 2^31 distinct blocks: generate less, or larger blocks")
+        if self._next + count > MAX_BLOCK:
+            raise ConfigError("more than 2^30 distinct blocks: generate less, or larger blocks")
         self._next += count
         return np.arange(self._next - count, self._next, dtype=np.int32)
 
