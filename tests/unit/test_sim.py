@@ -16,10 +16,12 @@ import pytest
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Refresh, TierConfig, Write
 from hotprefix.lab.cost.model import Link, Links
+from hotprefix.lab.metrics import Slo, metrics
 from hotprefix.lab.sim.cluster import Route
 from hotprefix.lab.sim.prompts import PromptMaker
 from hotprefix.lab.sim.simulate import Tables
 from hotprefix.lab.sim.workload import Loop
+from hotprefix.lab.trace.fields import MAX_BLOCK
 from hotprefix.lab.trace.record import TraceRequest
 from tests.support.replays import BLOCK, agents, price, replay, request
 
@@ -161,7 +163,7 @@ def test_every_request_balances(eviction: Eviction, pages: int) -> None:
 
 
 def test_what_no_block_covers_is_no_block_whatever_ids_a_trace_has() -> None:
-    largest, maker = 2**31 - 1, PromptMaker(BLOCK)
+    largest, maker = MAX_BLOCK, PromptMaker(BLOCK)
     prompts = [maker.make(request(f"r{i}", [0, largest - i], 9)) for i in range(6)]
     covered = [np.frombuffer(p.tokens, "<i4")[: 2 * BLOCK] for p in prompts]
     fillers = [np.frombuffer(p.tokens + p.outputs, "<i4")[2 * BLOCK :] for p in prompts]
@@ -219,6 +221,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from hotprefix.lab.sim.workload import Loop
+from hotprefix.lab.trace.fields import MAX_BLOCK
 from hotprefix.lab.trace.record import TraceRequest
 from tests.support.replays import agents, replay
 t = replay(agents(9, 4), seed=5, total_pages=60, instances=2, log=Path(sys.argv[1]), loop=Loop.CLOSED)
@@ -265,6 +268,43 @@ def test_unfinished_and_rejected_requests_have_rows() -> None:
     assert found == {"a": "finished", "huge": "rejected", "late": "unfinished"}
     assert by_name(tables)["late"]["finish_s"] is None
     assert tables.virtual_s == 0.2
+
+
+def test_what_a_horizon_cuts_counts_as_far_as_it_came() -> None:
+    """One request has generated, one is in its prefill, and a run of decodes is cut in its middle."""
+    trace = [
+        request("a", range(5), 3),
+        request("b", range(5), 200, arrival=0.5, tail=2),
+        request("c", range(40), 3, arrival=1.9),
+    ]
+    once, many = (
+        replay(trace, horizon_s=horizon, repeats=repeats, max_batched_tokens=16, page_size=64)
+        for horizon, repeats in ((1.8, 1), (1.8, 1 << 20))
+    )
+    assert once.requests.equals(many.requests)
+    assert once.windows["output_tokens"].to_list() == many.windows["output_tokens"].to_list()
+    tables = replay(trace, horizon_s=2.0, max_batched_tokens=16)
+    found = by_name(tables)
+    b, c = found["b"], found["c"]
+    assert (b["outcome"], b["cached_l1"], b["computed_tokens"]) == ("unfinished", 20, 2)
+    assert (c["cached_l1"], c["output_tokens"], c["prefill_done_s"]) == (20, 0, None)
+    assert tables.windows["output_tokens"].sum() == 2 + b["output_tokens"] - 1 > 100
+    assert tables.windows["computed_tokens"].sum() == 21 + 2 + c["computed_tokens"] < 21 + 2 + 141
+    figures = metrics(tables.requests, tables.windows, tables.links, slo=Slo(), page_tokens=BLOCK)
+    assert {
+        name: figures[name]
+        for name in ("reused_tokens", "computed_tokens", "input_tokens", "duplication_factor")
+    } == {"reused_tokens": 20, "computed_tokens": 23, "input_tokens": 43, "duplication_factor": 1.0}
+
+
+@pytest.mark.parametrize("warm_up", [0, 1])
+def test_an_instance_that_gets_nothing_is_idle_and_not_absent(warm_up: int) -> None:
+    trace = [request(f"a{i}", range(5), 3, arrival=0.7 * i, session="s") for i in range(3)]
+    tables = replay(trace, instances=2, window_s=0.1, warm_up=warm_up)
+    figures = metrics(tables.requests, tables.windows, tables.links, slo=Slo(), page_tokens=BLOCK)
+    assert figures["load_imbalance"] == 2.0
+    assert tables.windows.filter(pl.col("instance") == 1)["steps"].to_list() == [0]
+    assert (tables.windows["start_s"] + tables.windows["seconds"]).max() == pytest.approx(tables.virtual_s)
 
 
 def test_a_pool_below_one_request_rejects_and_ends() -> None:

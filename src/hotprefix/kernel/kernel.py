@@ -26,7 +26,7 @@ from hotprefix.kernel.sched.commit import Committer
 from hotprefix.kernel.sched.planner import Planner
 from hotprefix.kernel.sched.prefetch import PrefetchCounters
 from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import State
+from hotprefix.kernel.state import State, progress_of
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
@@ -130,6 +130,13 @@ class Kernel:
     def knows(self, request: RequestId) -> bool:
         """True from a request's submission to its terminal notice."""
         return request in self._s.sequences
+
+    def progress(self, request: RequestId) -> Progress:
+        """What a request has come to so far; nothing changes. Raises ProtocolError for an unknown id."""
+        seq = self._s.sequences.get(request)
+        if seq is None:
+            raise ProtocolError(f"request {request!r} is unknown or has ended")
+        return progress_of(seq, None)
 
     # -- steps ------------------------------------------------------------------------------------
 

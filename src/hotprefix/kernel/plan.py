@@ -162,8 +162,8 @@ class Progress(NamedTuple):
     """What one request gained from a commit (or an abort). token: the last sampled token, None where the
     step only prefilled or the request ended without one. cached: prompt tokens first reused
     (effective reuse, counted once), of which host and storage came from L2 and L3 (the rest from L1).
-    computed: positions computed for it so far, re-computation
-    included. finish: set exactly once per request."""
+    computed: positions computed for it so far, of which recomputed a second time. finish: set exactly once
+    per request."""
 
     request: RequestId
     token: int | None
@@ -173,3 +173,4 @@ class Progress(NamedTuple):
     error: str | None = None
     host: int = 0
     storage: int = 0
+    recomputed: int = 0

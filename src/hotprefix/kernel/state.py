@@ -318,5 +318,6 @@ def progress_of(
 ) -> Progress:
     """What a driver is told about a request."""
     return Progress(
-        seq.request.id, token, finish, seq.cached, seq.computed_total, error, seq.host, seq.storage
-    )
+        seq.request.id, token, finish, seq.cached, seq.computed_total, error, seq.host, seq.storage,
+        seq.recomputed,
+    )  # fmt: skip

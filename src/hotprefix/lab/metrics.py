@@ -28,7 +28,8 @@ from hotprefix.lab.window_metrics import link_metrics, window_metrics
 QUANTILES: Final = (50, 95, 99)
 _COLUMNS: Final[tuple[str | pl.Expr, ...]] = (
     "instance", "input_tokens", "output_tokens", "ideal_tokens", "heat", "queue_depth", "arrival_s",
-    "admit_s", "prefill_start_s", "first_token_s", "finish_s", "requeue_s", "matched_at_enqueue",
+    "admit_s", "prefill_start_s", "prefill_done_s", "first_token_s", "finish_s", "requeue_s",
+    "matched_at_enqueue",
     "matched_at_admission", "retained_tokens", "restored_l2_tokens", "restored_l3_tokens",
     "recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens",
     "retractions",
@@ -120,7 +121,7 @@ def request_metrics(rows: Rows, slo: Slo, span: float | None, end: float) -> Fig
         _outcomes(rows, slo, span, end)
         | _latencies(rows, end)
         | _chain(only(rows, ~np.isnan(rows["matched_at_admission"])))
-        | _sources(only(rows, ~np.isnan(rows["prefill_start_s"])))
+        | _sources(only(rows, ~np.isnan(rows["prefill_done_s"])))
     )
 
 
@@ -210,14 +211,15 @@ def _chain(admitted: Rows) -> Figures:
     return found | {f"{part}_share": ratio(sums[f"{part}_tokens"], hit) for part in parts}
 
 
-def _sources(executed: Rows) -> Figures:
-    """Final sources of the prompt tokens of requests that were executed, and what was computed."""
-    sums = _sums(executed)
+def _sources(prefilled: Rows) -> Figures:
+    """Final sources of the prompt tokens of requests whose prefill is done, and what was computed. The others
+    have no final sources yet: their tokens are in neither part of a share."""
+    sums = _sums(prefilled)
     tokens, computed = sums["input_tokens"], sums["computed_tokens"]
     cached = {tier: sums[f"cached_{tier}"] for tier in ("l1", "l2", "l3")}
     reused = sum(cached.values())
     # At least one token of a prompt is always computed, however much was seen before.
-    new = float(np.maximum(executed["input_tokens"] - executed["ideal_tokens"], 1).sum())
+    new = float(np.maximum(prefilled["input_tokens"] - prefilled["ideal_tokens"], 1).sum())
     return {
         "input_tokens": tokens,
         "reused_tokens": reused,
@@ -225,7 +227,7 @@ def _sources(executed: Rows) -> Figures:
         "reuse_of_ideal": ratio(reused, tokens - new),
         **{f"cached_{tier}_share": ratio(amount, tokens) for tier, amount in cached.items()},
         "computed_tokens": computed,
-        "computed_per_request": ratio(computed, len(executed["arrival_s"])),
+        "computed_per_request": ratio(computed, len(prefilled["arrival_s"])),
         "rework_tokens": sums["rework_tokens"],
         "duplication_factor": ratio(computed, new),
     }

@@ -8,7 +8,7 @@ to be delivered: `disturb` ends the run at the first step's end that is not befo
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -184,15 +184,23 @@ class Instance:
         for progress in self.kernel.commit(run.plan, outcome, now):
             if progress.finish is not None:
                 done = live.pop(progress.request)
-                row = self._recorder.rows.pop(progress.request)
-                row["cached_l1"] = progress.cached - progress.host - progress.storage
-                row["cached_l2"], row["cached_l3"] = progress.host, progress.storage
-                self._ended(done.item, row, now)
+                self._recorder.reused(progress)
+                self._ended(done.item, self._recorder.rows.pop(progress.request), now)
         self.windows.step(
             self._recorder, self.kernel.counters, now, now - run.begun - run.restore - run.scheduler * count,
             run.scheduler * count, run.restore,
         )  # fmt: skip
 
-    def left(self) -> list[Row]:
-        """Rows of requests that never ended, as far as they came."""
+    def stop(self, now: float) -> list[Row]:
+        """The replay ends here: what has run by now counts, a step that has not ended does not. Returns the
+        rows of requests that never ended, as far as they came."""
+        run = self.run
+        if run is not None and (count := bisect_right(run.ends, now)):
+            run.count = count
+            self._commit(run, run.end)
+        for name, live in self._live.items():
+            progress = self.kernel.progress(name)
+            if progress.computed:
+                self._recorder.reused(progress)
+                self._recorder.computed(name, live.said, progress.computed, progress.recomputed)
         return list(self._recorder.rows.values())

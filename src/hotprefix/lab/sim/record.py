@@ -6,12 +6,13 @@ Retention is of the enqueue-time hit's own interval. A window gets a step's work
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.counters import Counters
-from hotprefix.kernel.plan import Finish
+from hotprefix.kernel.plan import Finish, Progress
 from hotprefix.lab.sim.rows import REQUEST_COLUMNS
 from hotprefix.lab.sim.workload import Item
 
@@ -75,6 +76,18 @@ class Recorder:
         row["outcome"] = "rejected"
         return row
 
+    def reused(self, progress: Progress) -> None:
+        """Where a request's cached tokens came from."""
+        row = self.rows[progress.request]
+        row["cached_l1"] = progress.cached - progress.host - progress.storage
+        row["cached_l2"], row["cached_l3"] = progress.host, progress.storage
+
+    def computed(self, name: str, outputs: int, positions: int, again: int) -> None:
+        """What a request has generated, and the positions computed for it, of which again a second time."""
+        row = self.rows[name]
+        row["output_tokens"], row["rework_tokens"] = outputs, again
+        row["computed_tokens"] = positions - max(0, outputs - 1)
+
     @property
     def oldest_arrival(self) -> float | None:
         """When the request came that has waited longest for its first admission."""
@@ -126,9 +139,7 @@ class Recorder:
         row = self.rows[event.request]
         done = event.reason in (Finish.STOP, Finish.LENGTH)
         row["outcome"] = "finished" if done else "unfinished"
-        row["output_tokens"] = event.outputs
-        row["rework_tokens"] = event.recomputed
-        row["computed_tokens"] = event.computed - max(0, event.outputs - 1)
+        self.computed(event.request, event.outputs, event.computed, event.recomputed)
         if done:
             row["finish_s"] = event.now
         self._retracted.pop(event.request, None)
@@ -181,7 +192,10 @@ class Windows:
         self.rows.append(self._row)
 
     def close(self, now: float) -> list[Row]:
-        """The table; the last window is as long as the replay was."""
+        """The table; the last window is as long as the replay was. An instance that never had a step has that
+        window too, so that idle instances are not left out of what is shared out among all."""
+        if not self.rows and now:
+            self._open(math.ceil(now / self._seconds) - 1)
         if self.rows:
             last = self.rows[-1]
             last["seconds"] = min(self._seconds, max(0.0, now - last["start_s"])) or self._seconds

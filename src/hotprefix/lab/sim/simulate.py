@@ -149,6 +149,7 @@ class _Simulation:
         for when, item in self._workload.initial():
             self._clock.at(when, ARRIVAL, self._arrival(item))
         self._clock.run(self._replay.horizon_s if self._replay.horizon_s is not None else math.inf)
+        self._rows += [row for instance in self._instances for row in instance.stop(self._clock.now)]
 
     def _next_use(self, item: Item) -> float | None:
         """Seconds from the request's end to its session's next one, by what was seen so far."""
@@ -174,8 +175,7 @@ class _Simulation:
             self._progress(self._done, self._workload.size)
 
     def tables(self, wall_s: float) -> Tables:
-        rows = self._rows + [row for instance in self._instances for row in instance.left()]
-        reported = sorted((r for r in rows if not r["id"].startswith("w")), key=lambda r: r["id"])
+        reported = sorted((r for r in self._rows if not r["id"].startswith("w")), key=lambda r: r["id"])
         since = reported[0]["arrival_s"] if reported and self._replay.warm_up else 0.0
         windows = [
             row
