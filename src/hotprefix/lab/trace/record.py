@@ -26,8 +26,8 @@ class TraceRequest:
     blocks: ids of the prompt's blocks, int32 from 0 to 2**30 - 1, shape (input_length // block_size,) or
     one more where the partial last block has an id of its own (it may be the id of the block it grows into);
     empty where the trace records no prefixes. output_blocks: ids of blocks input_length // block_size and
-    following of the context after the answer (the first is the prompt's partial block, completed), so that the
-    next turn's prompt finds what was generated; None = not recorded: nothing of the answer is ever reused.
+    following of the context after the answer (the first is the prompt's partial block, completed), so that
+    the next turn's prompt finds what was generated; None = not recorded: nothing of it is ever reused.
     arrival_s: since the trace's start, for open-loop replay and a session's first request. parent, think_s:
     closed loop: the request arrives think_s after its parent's completion; a parent stands earlier in
     the trace and in the same session. kind: what the request adds ("user", "tool"), where recorded.
