@@ -55,6 +55,10 @@ def serve(
     ] = "auto",
     page_size: Annotated[int, typer.Option(help="Tokens per KV page.")] = 16,
     kv_tokens: Annotated[int, typer.Option(help="Capacity of the KV pool, tokens.")] = 32768,
+    window_tokens: Annotated[
+        int | None,
+        typer.Option(help="Capacity for layers with an attention window, tokens; 0: none of their own."),
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt plus outputs, tokens.")] = None,
     prefix_cache: Annotated[bool, typer.Option(help="Keep computed prefixes.")] = True,
     publication: Annotated[
@@ -113,7 +117,7 @@ def serve(
 
     engine = EngineConfig(
         model=model, dtype=dtype, device=device, decode_weights=decode_weights, kv_tokens=kv_tokens,
-        page_size=page_size, max_model_len=max_model_len, prefix_cache=prefix_cache,
+        page_size=page_size, window_tokens=window_tokens, max_model_len=max_model_len, prefix_cache=prefix_cache,
         publication=publication, flight=flight,
         order=order, eviction=eviction, preemption=preemption, max_batched_tokens=max_batched_tokens,
         max_running=max_running, max_waiting=max_waiting, threads=threads,

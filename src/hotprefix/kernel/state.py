@@ -81,7 +81,6 @@ class State:
 
     def ran(self, repeats: int) -> None:
         """The plan in flight has run that many times: as many passes have gone by."""
-        self.counters.steps += repeats
         self.step += repeats - 1
         if self.reserve > self.config.output_reserve:
             for _ in range(repeats - 1):

@@ -179,6 +179,7 @@ class Committer:
 
     def _count_step(self, plan: StepPlan, ok: bool, repeats: int = 1) -> None:
         s = self._s
+        s.counters.steps += repeats
         s.counters.failed_steps += not ok
         if s.emit.on:
             now = s.l1.occupancy()
