@@ -117,8 +117,8 @@ def serve(
 
     engine = EngineConfig(
         model=model, dtype=dtype, device=device, decode_weights=decode_weights, kv_tokens=kv_tokens,
-        page_size=page_size, window_tokens=window_tokens, max_model_len=max_model_len, prefix_cache=prefix_cache,
-        publication=publication, flight=flight,
+        page_size=page_size, window_tokens=window_tokens, max_model_len=max_model_len,
+        prefix_cache=prefix_cache, publication=publication, flight=flight,
         order=order, eviction=eviction, preemption=preemption, max_batched_tokens=max_batched_tokens,
         max_running=max_running, max_waiting=max_waiting, threads=threads,
         refresh=_refresh(refresh), refresh_window=refresh_window, refresh_every=refresh_every,
