@@ -136,6 +136,29 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
         RunStore(tmp_path / "file" / "out").claim("a" * 64, "x", force=False)
 
 
+def test_a_folder_in_which_another_process_works_is_refused_until_it_has_ended(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from hotprefix.lab.experiment.store import RunStore\n"
+        "with RunStore(Path(sys.argv[1])).alone(): print('in', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"in\n"
+        refused = pytest.raises(
+            InputError, match=r"--out .*: another replay is writing there; .*another folder"
+        )
+        with refused, RunStore(tmp_path).alone():
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+    with RunStore(tmp_path).alone():  # a killed process leaves no lock
+        pass
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

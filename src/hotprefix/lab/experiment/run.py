@@ -39,11 +39,12 @@ def run(
     with console.status(f"{experiment.name}: reading the trace"):
         planned = plan(experiment)
     store = RunStore(out)
-    store.claim(planned.identity, experiment.name, force=force)
-    store.tidy()
-    _sweep(planned, store, console, jobs or os.cpu_count() or 1, ray)
-    write_requests(planned, store, out / "requests.parquet")
-    return collect(planned, store, command=command)
+    with store.alone():
+        store.claim(planned.identity, experiment.name, force=force)
+        store.tidy()
+        _sweep(planned, store, console, jobs or os.cpu_count() or 1, ray)
+        write_requests(planned, store, out / "requests.parquet")
+        return collect(planned, store, command=command)
 
 
 def _sweep(planned: Plan, store: RunStore, console: Console, jobs: int, ray: str | None) -> None:

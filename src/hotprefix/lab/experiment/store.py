@@ -1,5 +1,6 @@
 """Finished runs on disk. Owns: the layout of OUT/runs and what makes a run there count as finished.
 
+    OUT/.lock                      held while a process works in this folder
     OUT/experiment.json            which experiment this folder holds
     OUT/runs/<key>/*.parquet       the tables of one run
     OUT/runs/<key>/run.json        its counters, and size and digest of every table
@@ -7,16 +8,20 @@
 
 Rules: a run's folder appears whole (written beside, then renamed) or not at all. What is there is believed
 only while every digest fits, so a cut or damaged run is done again. Keys name content: equal settings, seed,
-trace and version give the same key.
+trace and version give the same key. One process at a time works in a folder: another one would take what
+this one is writing for something left over.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +63,30 @@ class RunStore:
         self.out = out
         self.runs = out / "runs"
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes out of the folder meanwhile. Raises InputError: one is at work in it, or it
+        cannot be written."""
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            lock = (self.out / ".lock").open("w")
+        except OSError as error:
+            raise self._unwritable(error) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"--out {self.out}: another replay is writing there; wait for it, or give another folder",
+                    param="out",
+                ) from None
+            yield
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(
+            f"--out {self.out}: {error.strerror}; give a folder that can be written", param="out"
+        )
+
     def claim(self, identity: str, name: str, *, force: bool) -> None:
         """Make the folder this experiment's. force: take over one that holds another's; finished runs with
         equal keys are used again. Raises InputError."""
@@ -73,9 +102,7 @@ class RunStore:
                 )
             replace_text(mark, json.dumps({"name": name, "hash": identity}) + "\n")
         except OSError as error:
-            raise InputError(
-                f"--out {self.out}: {error.strerror}; give a folder that can be written", param="out"
-            ) from error
+            raise self._unwritable(error) from error
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise InputError(f"{mark}: damaged; remove it or give another folder", param="out") from error
 
