@@ -10,6 +10,7 @@ import pytest
 
 from hotprefix.errors import InputError
 from hotprefix.kernel.config import Refresh
+from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.load import Changes, load, shipped
 from hotprefix.lab.experiment.variants import arms, kernel, settings
 from hotprefix.lab.hypothesis import THRASH, Kind, Tolerance
@@ -205,6 +206,15 @@ def test_unknown_experiments_name_the_shipped_ones() -> None:
         load("refresh-of-on")
     with pytest.raises(InputError, match=r"none.toml: cannot read the experiment: No such file"):
         load("none.toml")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x\0y"])
+def test_names_that_no_file_can_have_are_bad_input(path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="give a .toml file or a shipped one"):
+        load(name)
+    with pytest.raises(InputError, match="neither a file nor a preset"):
+        load_cost(name)
+    assert load(str(path), Changes(sets=(f"cost={name}",))).settings.cost == name
 
 
 def test_a_shipped_experiment_loads_and_is_judged_by_rules_that_say_why() -> None:

@@ -6,6 +6,7 @@ published figures; its `source` says which, docs/cost-model.md how. Names: model
 
 from __future__ import annotations
 
+import os.path
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def load_cost(name_or_path: str) -> CostModel:
     if name_or_path in preset_names():
         return CostModel.parse((_FOLDER / f"{name_or_path}{_SUFFIX}").read_text("utf-8"), name_or_path)
     path = Path(name_or_path)
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(
             f"cost {name_or_path!r}: neither a file nor a preset; presets: {', '.join(preset_names())}",
             param="cost",

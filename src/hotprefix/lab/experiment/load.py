@@ -7,6 +7,7 @@ are relative to it, paths on the command line to where one stands.
 
 from __future__ import annotations
 
+import os.path
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -61,7 +62,7 @@ def find(target: str) -> Path:
     if target in known:
         return known[target]
     path = Path(target)
-    if path.suffix == ".toml" or path.is_file():
+    if path.suffix == ".toml" or os.path.isfile(path):
         return path
     raise InputError(
         f"experiment {target!r}: give a .toml file or a shipped one; {nearest(target, known)}",
@@ -87,7 +88,7 @@ def _anchor(raw: dict[str, Any], folder: Path) -> None:
         places += [(variant.get("set"), "trace.source"), (variant.get("set"), "cost")]
     for table, key in places:
         value = table.get(key) if isinstance(table, dict) else None
-        if isinstance(value, str) and (folder / value).is_file():
+        if isinstance(value, str) and os.path.isfile(folder / value):
             table[key] = str(folder / value)
 
 
