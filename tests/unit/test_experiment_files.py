@@ -210,7 +210,7 @@ def test_unknown_experiments_name_the_shipped_ones() -> None:
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x\0y"])
 def test_names_that_no_file_can_have_are_bad_input(path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="give a .toml file or a shipped one"):
+    with pytest.raises(InputError, match=r"give a \.toml file or a shipped one"):
         load(name)
     with pytest.raises(InputError, match="neither a file nor a preset"):
         load_cost(name)
