@@ -72,15 +72,15 @@ class HostSide:
 
     def begin(self, plan: StepPlan, now: float) -> None:
         """Start what a plan asks of the background."""
-        for cancelled in plan.cancels:
-            if self._pending.pop(cancelled, None) is not None and self.wires.fetch is not None:
-                self.wires.fetch.cancels += 1
         if self.wires.fetch is not None:
             for fetch in plan.fetches:
                 pages = self._store.leading(fetch.keys) if self._store is not None else 0
                 arrives = self.wires.fetch.send(pages * self._bytes, now)
                 self._pending[fetch.id] = _Pending(fetch.id, pages, now, arrives)
                 self._disturb_at(arrives)
+        for cancelled in plan.cancels:
+            if self._pending.pop(cancelled, None) is not None and self.wires.fetch is not None:
+                self.wires.fetch.cancels += 1
         if self.wires.save is not None and plan.saves:
             self.wires.save.send(len(plan.saves) * self._bytes, now)
         if self._store is not None and self.wires.put is not None:

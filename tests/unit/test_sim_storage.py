@@ -1,0 +1,105 @@
+"""What moves between tiers in a replay: the store's bound, the wires' order, and which bytes are counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from hotprefix.kernel.config import Prefetch, TierConfig, Write
+from hotprefix.lab.cost.model import Link
+from hotprefix.lab.sim.links import Wire
+from hotprefix.lab.sim.storage import Store
+from hotprefix.lab.sim.workload import Loop
+from tests.support.replays import BLOCK, agents, price, replay, request
+
+
+def test_a_store_forgets_the_page_used_longest_ago() -> None:
+    store = Store(3)
+    for key in (b"a", b"b", b"c"):
+        store.put(key)
+    store.touch([b"a", b"b"])
+    store.put(b"d")  # c was used longest ago
+    assert [store.leading((key,)) for key in (b"a", b"b", b"c", b"d")] == [1, 1, 0, 1]
+    store.put(b"e")  # of a chain the root was used last
+    assert [store.leading((key,)) for key in (b"a", b"b", b"d", b"e")] == [1, 0, 1, 1]
+    assert store.leading((b"a", b"x", b"d")) == 1
+
+
+def test_a_transfer_waits_for_the_one_before_it() -> None:
+    wire = Wire("l1-l2", Link(latency_s=1.0, bytes_per_s=10.0))
+    assert [wire.send(20, now) for now in (0.0, 1.0, 10.0)] == [3.0, 6.0, 13.0]
+    assert (wire.bytes, wire.seconds, wire.transfers) == (60, 9.0, 3)
+
+
+def test_a_page_written_through_crosses_two_links_once() -> None:
+    tiers = TierConfig(500, storage=True, write=Write.THROUGH)
+    tables = replay([request("a", range(10)), request("b", [50], arrival=5.0)], tiers=tiers)
+    moved = {row["link"]: row["bytes"] for row in tables.links.to_dicts()}
+    pages = (
+        12 + 2
+    )  # prompt and answer of both, complete pages with KV: 44 // 4 + 8 // 4, less their last tokens
+    page = BLOCK * price().kv_token_bytes
+    assert moved["l1-l2"] == moved["l2-l3"] == pages * page
+    assert moved["l3-l2"] == 0
+
+
+def test_a_fetch_nobody_waits_for_is_counted_as_cancelled() -> None:
+    """Best effort: the plan that begins the fetch admits its request, and so gives the fetch up again."""
+    tiers = TierConfig(
+        100, storage=True, prefetch=Prefetch.BEST_EFFORT, min_fetch_pages=1, min_restore_pages=1
+    )
+    slow = price().links.model_copy(update={"fetch": Link(latency_s=9.0, bytes_per_s=1e9)})
+    trace = [request("a", range(10)), request("b", range(10), arrival=5.0)]
+    tables = replay(trace, instances=2, tiers=tiers, links=slow)
+    cancels = {(row["instance"], row["link"]): row["cancels"] for row in tables.links.to_dicts()}
+    assert cancels[1, "l3-l2"] == 1
+    assert tables.requests["cached_l3"].to_list() == [0, 0]
+
+
+def test_a_store_too_small_for_a_prefix_is_of_no_use() -> None:
+    tiers = TierConfig(500, storage=True, min_fetch_pages=1, fetch_s_per_page=1e-9, restore_s_per_page=1e-9)
+    trace = [request(f"r{i}", range(10), arrival=float(i)) for i in range(3)]
+    tables = replay(trace, instances=3, tiers=tiers, storage_pages=2)
+    assert tables.requests["cached_l3"].to_list() == [0, 0, 0]
+
+
+def test_waiting_requests_cost_scheduler_time() -> None:
+    trace = [request(f"r{i}", [i], 1) for i in range(3)]
+    cost = price(scheduler_base_s=0.0, scheduler_running_s=0.0, scheduler_waiting_s=1.0)
+    tables = replay(trace, max_running=1, cost=cost)
+    assert tables.windows["scheduler_s"].sum() == pytest.approx(2.0 + 1.0)
+
+
+def test_lines_out_of_order_arrive_in_order() -> None:
+    trace = [request("late", [1], arrival=2.0), request("early", [2], arrival=1.0)]
+    assert replay(trace).requests["trace_id"].to_list() == ["early", "late"]
+
+
+def test_with_bounded_concurrency_a_session_begins_when_its_turn_comes() -> None:
+    """Not as long after the replay's start as it was recorded."""
+    trace = [
+        request("a", [1], arrival=1000.0, session="a"),
+        request("b", [2], arrival=2000.0, session="b"),
+        request("b2", [3], arrival=2003.0, session="b"),
+    ]
+    rows = replay(trace, loop=Loop.CLOSED, concurrency=2).requests.sort("trace_id")
+    assert rows["arrival_s"].to_list() == [0.0, 0.0, 3.0]
+
+
+def test_windows_of_the_warm_up_are_not_reported() -> None:
+    trace = [request(f"r{i}", [i], arrival=float(i)) for i in range(4)]
+    starts = replay(trace, warm_up=2, window_s=1.0).windows["start_s"].to_list()
+    assert starts == [2.0, 3.0]
+
+
+def test_agents_find_in_l3_what_l1_and_l2_have_lost() -> None:
+    """And the split of what matched on arrival adds up."""
+    tiers = TierConfig(
+        24, storage=True, min_fetch_pages=1, min_restore_pages=1, prefetch=Prefetch.WAIT_COMPLETE
+    )
+    quick = price().links.model_copy(update={"fetch": Link(latency_s=0.0, bytes_per_s=1e9)})
+    table = replay(
+        agents(10, 5, think=0.05), total_pages=45, max_running=2, tiers=tiers, links=quick, loop=Loop.CLOSED
+    ).requests
+    parts = ("retained_tokens", "restored_l2_tokens", "restored_l3_tokens", "recomputed_tokens")
+    assert (table.select(parts).sum_horizontal() == table["matched_at_enqueue"]).all()
+    assert table["cached_l3"].sum() > 0
