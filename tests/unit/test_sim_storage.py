@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from hotprefix.engine.storage import Storage
 from hotprefix.kernel.config import Prefetch, TierConfig, Write
+from hotprefix.kernel.plan import Fetch, StepPlan
 from hotprefix.lab.cost.model import Link
 from hotprefix.lab.sim.links import Wire
 from hotprefix.lab.sim.storage import Store
 from hotprefix.lab.sim.workload import Loop
 from tests.support.replays import BLOCK, agents, price, replay, request
+from tests.support.stores import ScriptedStore
 
 
 def test_a_store_forgets_the_page_used_longest_ago() -> None:
@@ -34,9 +37,8 @@ def test_a_page_written_through_crosses_two_links_once() -> None:
     tiers = TierConfig(500, storage=True, write=Write.THROUGH)
     tables = replay([request("a", range(10)), request("b", [50], arrival=5.0)], tiers=tiers)
     moved = {row["link"]: row["bytes"] for row in tables.links.to_dicts()}
-    pages = (
-        12 + 2
-    )  # prompt and answer of both, complete pages with KV: 44 // 4 + 8 // 4, less their last tokens
+    # Prompt and answer of both but for the last token, which has no KV.
+    pages = 44 // BLOCK + 8 // BLOCK
     page = BLOCK * price().kv_token_bytes
     assert moved["l1-l2"] == moved["l2-l3"] == pages * page
     assert moved["l3-l2"] == 0
@@ -53,6 +55,15 @@ def test_a_fetch_nobody_waits_for_is_counted_as_cancelled() -> None:
     cancels = {(row["instance"], row["link"]): row["cancels"] for row in tables.links.to_dicts()}
     assert cancels[1, "l3-l2"] == 1
     assert tables.requests["cached_l3"].to_list() == [0, 0]
+
+
+def test_the_engine_gives_up_a_fetch_that_the_same_plan_begins() -> None:
+    storage = Storage(ScriptedStore(), page_bytes=64, timeout_s=60.0)
+    try:
+        storage.begin(StepPlan(1, fetches=(Fetch(1, (b"k",)),), cancels=(1,)))
+        assert storage.stats().endings["cancelled"] == 1
+    finally:
+        storage.close()
 
 
 def test_a_store_too_small_for_a_prefix_is_of_no_use() -> None:

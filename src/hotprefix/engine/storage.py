@@ -31,11 +31,11 @@ class Storage:
         self._worker.submit_put(key, payload)
 
     def begin(self, plan: StepPlan) -> None:
-        """Start the plan's fetches, give up its cancels."""
-        for cancelled in plan.cancels:
-            self._worker.cancel(cancelled)
+        """Start the plan's fetches, then give up its cancels: a plan may give up what it begins."""
         for fetch in plan.fetches:
             self._worker.submit_fetch(fetch.id, fetch.keys)
+        for cancelled in plan.cancels:
+            self._worker.cancel(cancelled)
 
     def touch(self, plan: StepPlan) -> None:
         """Mark the plan's chains as just used, after its pages were put."""
