@@ -220,7 +220,8 @@ def test_names_that_no_file_can_have_are_bad_input(path: Path, name: str) -> Non
 def test_a_shipped_experiment_loads_and_is_judged_by_rules_that_say_why() -> None:
     found: dict[str, Any] = {name: load(name) for name in shipped()}
     assert set(found) == {
-        "eviction-x-capacity", "publication-x-flight", "refresh-off-on", "thrash-and-no-thrash",
+        "eviction-x-capacity", "publication-x-flight", "refresh-by-queue-depth", "refresh-off-on",
+        "thrash-and-no-thrash",
     }  # fmt: skip
     for name, experiment in found.items():
         assert experiment.name == name
