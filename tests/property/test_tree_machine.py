@@ -255,7 +255,7 @@ class TreeMachine(RuleBasedStateMachine):
             prefix[node] = above + node.key
             assert len(node.key) == len(node.pages) * self.oracle.width > 0
             assert node.parent is not None
-            assert node.parent.children[node.key[: self.oracle.width]] is node
+            assert node.parent.children[bytes(node.key[: self.oracle.width])] is node
             assert not node.evictable or node.queued is not None, "an evictable leaf can be found"
             assert node.pins >= sum(1 for c in node.children.values() if c.pins)
             for n, page in enumerate(node.pages):

@@ -27,7 +27,7 @@ def root_key(namespace: Namespace, page_size: int) -> bytes:
     return digest.digest()
 
 
-def chain(parent: bytes, key: bytes, page_size: int) -> list[bytes]:
+def chain(parent: bytes, key: bytes | bytearray, page_size: int) -> list[bytes]:
     """Keys of the pages in `key` (token bytes, page-aligned) below the page named `parent`."""
     width = page_size * TOKEN_BYTES
     found = []

@@ -1,7 +1,8 @@
 """One run of pages in the prefix tree. Owns: `Node`, `Match`, and the walk that finds a match.
 
-Rules: a node's key is the token bytes of its pages, page-aligned, never empty except at a root. What
-a walk finds is a frozen `Match`; walking changes nothing. `version` grows whenever what a match that
+Rules: a node's key is the token bytes of its pages, page-aligned, never empty except at a root. Key and
+pages are the node's own and grow and shrink at their end, where a long run gains and loses page by page.
+What a walk finds is a frozen `Match`; walking changes nothing. `version` grows whenever what a match that
 ends in this node could see has changed (split, child added or removed, tail evicted, node gone), so
 "is this match still the longest?" is one comparison (kernel.md: memoise and re-validate). `cuts` grows
 with those of them that touch the node's own run: while it stands still, a match need only be followed on.
@@ -38,12 +39,13 @@ class Node:
     )  # fmt: skip
 
     def __init__(
-        self, namespace: Namespace, parent: Node | None, key: bytes, pages: list[int], serial: int = 0
-    ) -> None:
+        self, namespace: Namespace, parent: Node | None, key: bytes | bytearray, pages: list[int],
+        serial: int = 0,
+    ) -> None:  # fmt: skip
         self.serial = serial
         self.namespace = namespace
         self.parent = parent
-        self.key = key
+        self.key = bytearray(key)
         self.pages = pages
         self.children: dict[bytes, Node] = {}
         self.pins = 0
@@ -142,9 +144,9 @@ def walk(root: Node, above: int, key: bytes, start: int, end: int, page_bytes: i
     return match_at(node, inside, above + (at - start) // page_bytes)
 
 
-def common_pages(key: bytes, at: int, run: bytes, length: int, page_bytes: int) -> int:
+def common_pages(key: bytes, at: int, run: bytearray, length: int, page_bytes: int) -> int:
     """Whole pages that key[at:at+length] and run[:length] have in common."""
-    if key.startswith(run[:length], at):
+    if key.startswith(run if length == len(run) else run[:length], at):
         return length // page_bytes
     words = length // TOKEN_BYTES
     ours = np.frombuffer(key, dtype=np.int32, count=words, offset=at)

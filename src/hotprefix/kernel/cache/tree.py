@@ -272,9 +272,10 @@ class PrefixTree:
         upper.planned = node.planned
         upper.created = node.created
         upper.priority = node.priority
-        parent.children[upper.key[: self.page_bytes]] = upper
-        node.parent, node.key, node.pages = upper, node.key[cut:], node.pages[at:]
-        upper.children[node.key[: self.page_bytes]] = node
+        parent.children[self._name(upper)] = upper
+        node.parent = upper
+        del node.key[:cut], node.pages[:at]
+        upper.children[self._name(node)] = node
         node.version += 1
         node.cuts += 1
         self.nodes += 1
@@ -297,6 +298,10 @@ class PrefixTree:
         elif self.watch is not None:
             self.watch.added(node)
         return node
+
+    def _name(self, node: Node) -> bytes:
+        """Its first page's tokens: what its parent knows it by."""
+        return bytes(node.key[: self.page_bytes])
 
     def _next_serial(self) -> int:
         self._serial += 1
@@ -378,15 +383,14 @@ class PrefixTree:
         leaf.cuts += 1
         keep = len(leaf.pages) - count
         if keep:
-            leaf.pages = leaf.pages[:keep]
-            leaf.key = leaf.key[: keep * self.page_bytes]
+            del leaf.pages[keep:], leaf.key[keep * self.page_bytes :]
             leaf.digest = None
             self._heap.push(leaf)
             return
         parent = leaf.parent
         if parent is None:
             raise ProtocolError("a root has no pages to give")
-        del parent.children[leaf.key[: self.page_bytes]]
+        del parent.children[self._name(leaf)]
         leaf.pages = []
         parent.version += 1
         parent.last_access = max(parent.last_access, leaf.last_access)

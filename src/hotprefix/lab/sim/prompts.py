@@ -37,16 +37,16 @@ class PromptMaker:
         self._serial += 1
         filler, block = MAX_TOKEN - self._serial, self._block
         length, wanted = request.input_length, max(1, request.output_length)
-        tokens = np.empty(length, dtype="<i4")
-        covered = min(length, len(request.blocks) * block)
-        tokens[:covered] = spread(request.blocks, block)[:covered]
-        tokens[covered:] = filler
+        covered = request.blocks[: -(-length // block)]
+        tokens = np.empty((-(-length // block), block), dtype="<i4")
+        tokens[: len(covered)] = covered[:, None]
+        tokens[len(covered) :] = filler
         outputs = np.full(wanted, filler, dtype="<i4")
         if request.output_blocks is not None and len(request.output_blocks):
             inside = length % block
             known = spread(request.output_blocks, block)[inside : inside + wanted]
             outputs[: len(known)] = known
-        return Prompt(tokens.tobytes(), outputs.tobytes())
+        return Prompt(tokens.reshape(-1)[:length].tobytes(), outputs.tobytes())
 
 
 def spread(ids: Blocks, block: int) -> Blocks:
