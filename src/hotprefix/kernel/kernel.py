@@ -122,10 +122,18 @@ class Kernel:
         seq = self._s.sequences.get(request)
         if seq is None:
             raise ProtocolError(f"request {request!r} is unknown or has ended")
-        if self._in_flight is not None and any(c.request == request for c in self._in_flight.chunks):
+        if self._in_flight is not None and self._computes(self._in_flight, seq):
             seq.aborted = True
             return None
         return self._s.end(seq, Finish.ABORT)
+
+    def _computes(self, plan: StepPlan, seq: Sequence) -> bool:
+        """Whether a request is in the step in flight; who cruised is as it was before that step."""
+        if seq.since is not None:
+            self._s.cruise.call(seq)
+            self._s.wake_up([seq])
+            return True
+        return seq.aborted or any(c.request == seq.request.id for c in plan.chunks.written)
 
     def knows(self, request: RequestId) -> bool:
         """True from a request's submission to its terminal notice."""
@@ -136,6 +144,7 @@ class Kernel:
         seq = self._s.sequences.get(request)
         if seq is None:
             raise ProtocolError(f"request {request!r} is unknown or has ended")
+        self._s.cruise.settle()
         return progress_of(seq, None)
 
     # -- steps ------------------------------------------------------------------------------------
@@ -151,12 +160,15 @@ class Kernel:
             self._s.planned_at = now
         return plan
 
-    def commit(self, plan: StepPlan, outcome: StepOutcome, now: float) -> tuple[Progress, ...]:
-        """What the plan in flight came to. Each request's last progress has `finish`."""
+    def commit(
+        self, plan: StepPlan, outcome: StepOutcome, now: float, *, every: bool = True
+    ) -> tuple[Progress, ...]:
+        """What the plan in flight came to. Each request's last progress has `finish`. every: also the
+        progress of a decode that merely gained a token, about which the kernel decided nothing."""
         self._tick(now)
         if plan is not self._in_flight:
             raise ProtocolError(f"step {plan.step} is not the one in flight")
-        progress = self._committer.commit(plan, outcome)
+        progress = self._committer.commit(plan, outcome, every)
         self._in_flight = None
         return progress
 
@@ -224,12 +236,12 @@ class Kernel:
     @property
     def load(self) -> tuple[int, int]:
         """(running, waiting) requests."""
-        return len(self._s.running), len(self._s.queue) + self._s.parked
+        return self._s.running_count, len(self._s.queue) + self._s.parked
 
     def status(self) -> Status:
         s = self._s
         return Status(
-            len(s.running), len(s.queue), s.parked, s.l1.occupancy(), s.l1.tree.nodes, s.l1.tree.namespaces,
+            s.running_count, len(s.queue), s.parked, s.l1.occupancy(), s.l1.tree.nodes, s.l1.tree.namespaces,
             s.host.tier.occupancy() if s.host is not None else None,
             s.prefetch.in_flight if s.prefetch is not None else 0,
             tuple(group.count() for group in s.l1.groups),
@@ -245,8 +257,8 @@ class Kernel:
             s.host.tier.check(())
             if not self.has_work and self._in_flight is None and s.host.tier.tree.protected_pages:
                 raise ProtocolError("idle, yet pages of L2 are protected")
-        phases = len(s.running) + len(s.queue) + s.parked
-        if phases != len(s.sequences) or len(s.slots) + len(s.running) != self.config.max_running:
+        phases = s.running_count + len(s.queue) + s.parked
+        if phases != len(s.sequences) or len(s.slots) + s.running_count != self.config.max_running:
             raise ProtocolError(f"{phases} requests in phases, {len(s.sequences)} known")
         if s.flights is not None and s.flights.tracked != len(s.sequences):
             raise ProtocolError(f"{s.flights.tracked} ids in flights, {len(s.sequences)} known")

@@ -2,17 +2,18 @@
 
 Rules: a driver executes a `StepPlan` and answers with one `StepOutcome`; it decides nothing about
 pages. Chunks appear decodes first. Everything is comparable by value, so two drivers' plans can be
-compared with `==` (the parity test). Chunks and progress are tuples, because a step makes one of each for
-every running request.
+compared with `==` (the parity test). A decode about which nothing is to be decided costs nothing but its
+place in a count, until a driver asks for its chunk (`Chunks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
+from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.request import RequestId
 
 
@@ -47,6 +48,53 @@ class Chunk(NamedTuple):
     @property
     def stop(self) -> int:
         return self.start + len(self.tokens) // 4
+
+
+class Chunks(Sequence[Chunk]):
+    """A step's chunks, decodes first. written: those that the kernel wrote out, the first
+    `leading` of them among the decodes. inside: how many more there
+    are, all decodes that neither need nor complete a page; `reach` is the sum of their starts. A driver that
+    looks at each chunk has them all written then, once; they stay what they were planned to be."""
+
+    __slots__ = ("_all", "_merge", "inside", "leading", "reach", "written")
+
+    def __init__(
+        self,
+        written: tuple[Chunk, ...] = (),
+        inside: int = 0,
+        reach: int = 0,
+        leading: int = 0,
+        merge: Callable[[], tuple[Chunk, ...]] | None = None,
+    ) -> None:
+        """merge: writes all chunks out, in order; None where `written` is all."""
+        self.written, self.inside, self.reach, self.leading = written, inside, reach, leading
+        self._merge = merge
+        self._all = written if merge is None else None
+
+    @property
+    def all(self) -> tuple[Chunk, ...]:
+        if self._all is None and self._merge is not None:
+            self._all, self._merge = self._merge(), None
+        return self._all or ()
+
+    def __len__(self) -> int:
+        return len(self.written) + self.inside
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self.all)
+
+    @overload
+    def __getitem__(self, index: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Chunk, ...]: ...
+    def __getitem__(self, index: int | slice) -> Chunk | tuple[Chunk, ...]:
+        return self.all[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self.all == tuple(other) if isinstance(other, Chunks | tuple) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(self.all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +169,7 @@ class StepPlan:
     every chunk is a decode. A driver may stop after any number of times; one that runs once is right."""
 
     step: int
-    chunks: tuple[Chunk, ...] = ()
+    chunks: Chunks = field(default_factory=Chunks)
     admissions: tuple[Admission, ...] = ()
     retracted: tuple[RequestId, ...] = ()
     stall: Stall | None = None
@@ -134,24 +182,48 @@ class StepPlan:
     repeat: int = 1
     frames: tuple[PageFrame, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.chunks, Chunks):  # a plan may also be given plain chunks
+            object.__setattr__(self, "chunks", Chunks(tuple(self.chunks)))
+
     @property
     def empty(self) -> bool:
         return not (self.chunks or self.stores or self.saves or self.restores)
 
     @property
     def batched_tokens(self) -> int:
-        return sum(len(c.tokens) for c in self.chunks) // 4
+        return sum(len(c.tokens) for c in self.chunks.written) // 4 + self.chunks.inside
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Tokens that a driver knows beforehand, or keeps. read(request, first, count): the request's sampled
+    tokens [first, first + count), int32 bytes; asked for when the kernel needs them."""
+
+    read: Callable[[RequestId, int, int], bytes]
+
+
+Sampled = Mapping[RequestId, int | bytes] | Transcript
+
+
+def said(sampled: Sampled, request: RequestId, first: int, count: int) -> bytes:
+    """The `count` tokens that a step sampled for a request that had said `first` before."""
+    if isinstance(sampled, Transcript):
+        return sampled.read(request, first, count)
+    token = sampled[request]
+    return token if isinstance(token, bytes) else tk.word(token)
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What came of a plan. ok: the forward pass ran, `repeats` times. sampled: for each chunk with
-    `samples` one token, or where repeats > 1 that many, int32 bytes. stopped: requests whose last
+    `samples` one token, or where repeats > 1 that many, int32 bytes; the kernel may come back to it later, so
+    it is not to be changed. stopped: requests whose last
     sampled token ended them (end of sequence, stop string).
     restore_s: seconds the plan's restores took, 0 where there were none or nobody measured."""
 
     ok: bool = True
-    sampled: Mapping[RequestId, int | bytes] = field(default_factory=dict)
+    sampled: Sampled = field(default_factory=dict)
     stopped: frozenset[RequestId] = frozenset()
     error: str | None = None
     restore_s: float = 0.0
@@ -162,8 +234,8 @@ class Progress(NamedTuple):
     """What one request gained from a commit (or an abort). token: the last sampled token, None where the
     step only prefilled or the request ended without one. cached: prompt tokens first reused
     (effective reuse, counted once), of which host and storage came from L2 and L3 (the rest from L1).
-    computed: positions computed for it so far, of which recomputed a second time. finish: set exactly once
-    per request."""
+    computed: positions computed for it so far, of which recomputed a second time. outputs: tokens sampled for
+    it so far. finish: set exactly once per request."""
 
     request: RequestId
     token: int | None
@@ -174,3 +246,4 @@ class Progress(NamedTuple):
     host: int = 0
     storage: int = 0
     recomputed: int = 0
+    outputs: int = 0

@@ -32,15 +32,18 @@ class Sequence:
     from_storage: the pages [first, last) that one brought to L2. highest: most positions ever reached;
     recomputed: positions below it that were computed again.
     usable: what of `memo` all layer groups can go on from, with what it was derived from. windows: per
-    layer group, the first page index its window covers.
+    layer group, the first page index its window covers. place: grows from admission to admission, so that the
+    running batch is in its order. since, due: while it cruises (cruise.py), from and to which clock.
     Times are the driver's clock, seconds."""
 
     __slots__ = (
         "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
-        "computed_total", "dirty_from", "executed", "failures", "fetch", "fetch_decided", "from_storage",
+        "computed_total", "dirty_from", "due", "executed", "failures", "fetch", "fetch_decided",
+        "from_storage",
         "handle", "highest", "host", "key", "known", "last", "length", "matched_at_enqueue", "memo",
-        "outputs", "overtaken", "phase", "recomputed", "request", "retractions", "saved", "serial", "shared",
-        "slot", "storage", "suspect_until", "table", "target", "target_key",
+        "outputs", "overtaken", "phase", "place", "recomputed", "request", "retractions", "saved", "serial",
+        "shared",
+        "since", "slot", "storage", "suspect_until", "table", "target", "target_key",
         "usable", "windows",
     )  # fmt: skip
 
@@ -61,6 +64,9 @@ class Sequence:
         self.shared = 0
         self.handle: Node | None = None
         self.slot = -1
+        self.place = 0
+        self.since: int | None = None
+        self.due = 0
         self.dirty_from = 0
         self.memo: Match | None = None
         self.usable: tuple[Match, int, Match | None] | None = None

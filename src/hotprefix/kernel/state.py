@@ -6,6 +6,8 @@ flight place it holds is returned on every path. Ended sequences are forgotten.
 
 from __future__ import annotations
 
+from bisect import insort
+
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.expect import Expected
 from hotprefix.kernel.cache.host import HostTier
@@ -16,6 +18,7 @@ from hotprefix.kernel.config import Capabilities, Eviction, Flight, KernelConfig
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress
 from hotprefix.kernel.request import RequestId
+from hotprefix.kernel.sched.cruise import Cruise
 from hotprefix.kernel.sched.estimates import Estimates
 from hotprefix.kernel.sched.flight import ExactFlights
 from hotprefix.kernel.sched.prefetch import Prefetcher
@@ -31,7 +34,8 @@ RESERVE_DECAY = 0.98
 class State:
     """See the module's rules. reserve: the over-commit's current share of outputs kept free. preempts:
     waiting requests may push less important running ones aside. checkpoints: chunks must stop at a prompt's
-    last page boundary, where a recurrent state is kept."""
+    last page boundary, where a recurrent state is kept. awake: running sequences that do not
+    cruise, in the order of admission."""
 
     def __init__(self, config: KernelConfig, capabilities: Capabilities, emit: ev.Emitter) -> None:
         self.config = config
@@ -45,7 +49,10 @@ class State:
         self.checkpoints = any(group.optional for group in self.l1.groups)
         self.tables = Tables(self.l1)
         self.queue = WaitingQueue()
-        self.running: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self.awake: list[Sequence] = []
+        self.cruise = Cruise(config.page_size)
+        self._admissions = 0
         self.sequences: dict[RequestId, Sequence] = {}
         self.suspects: dict[RequestId, Sequence] = {}
         self.parked = 0
@@ -73,6 +80,21 @@ class State:
                 self.tables, self.host, self.estimates, tiers.prefetch, tiers.prefetch_timeout_s,
                 tiers.min_fetch_pages, tiers.fetch_window,
             )  # fmt: skip
+
+    @property
+    def running(self) -> list[Sequence]:
+        """All running sequences in the order of admission, up to date."""
+        self.cruise.settle()
+        return self._running
+
+    @property
+    def running_count(self) -> int:
+        return len(self._running)
+
+    def wake_up(self, seqs: list[Sequence]) -> None:
+        """Sequences have left the cruise and go on running."""
+        for seq in seqs:
+            insort(self.awake, seq, key=_place)
 
     def _on_evict(self, pages: list[int]) -> None:
         self.counters.evicted_pages += len(pages)
@@ -137,7 +159,10 @@ class State:
         seq.slot = self.slots.pop()
         self.tables.open(seq, match)
         seq.adopted = seq.computed
-        self.running.append(seq)
+        self._admissions += 1
+        seq.place = self._admissions
+        self._running.append(seq)
+        self.awake.append(seq)
         resident = (match.pages - match.planned) * self.config.page_size if match else 0
         self._use_tiers(seq, resident // self.config.page_size)
         self._note_admission(seq, resident)
@@ -204,8 +229,8 @@ class State:
 
     def retract(self, seq: Sequence, reason: str) -> None:
         """Back to the queue; complete computed pages stay in the cache as long as they last."""
-        lost = seq.computed
         self._leave_pages(seq)
+        lost = seq.computed
         seq.retractions += 1
         seq.restart()
         self.queue.add(seq)
@@ -217,6 +242,10 @@ class State:
     def _leave_pages(self, seq: Sequence) -> None:
         """Return slot, pin and own pages. A sequence whose pin sits on planned pages has published all
         it had computed before; those pages go with the failed step."""
+        if seq.since is None:
+            self.awake.remove(seq)
+        else:
+            self.cruise.leave(seq)
         if not seq.pin.planned:
             self.publish(seq, publishable(self.rules, seq, ended=True))
             self.save_published(seq)
@@ -225,7 +254,7 @@ class State:
                 self.host.used(seq.request.namespace, bytes(seq.key[:width]))
         self.tables.release(seq)
         self.slots.append(seq.slot)
-        self.running.remove(seq)
+        self._running.remove(seq)
 
     def publish(self, seq: Sequence, tokens: int) -> None:
         """Make the complete pages below `tokens` visible."""
@@ -312,11 +341,15 @@ class State:
             self.wake(self.flights.hand_over(seq.request.id))
 
 
+def _place(seq: Sequence) -> int:
+    return seq.place
+
+
 def progress_of(
     seq: Sequence, token: int | None, finish: Finish | None = None, error: str | None = None
 ) -> Progress:
     """What a driver is told about a request."""
     return Progress(
         seq.request.id, token, finish, seq.cached, seq.computed_total, error, seq.host, seq.storage,
-        seq.recomputed,
+        seq.recomputed, seq.outputs,
     )  # fmt: skip

@@ -23,7 +23,7 @@ def encode(ids: Iterable[int]) -> bytes:
     return np.fromiter(ids, dtype=_DTYPE).tobytes()
 
 
-def view(tokens: bytes) -> npt.NDArray[np.int32]:
+def view(tokens: bytes | bytearray) -> npt.NDArray[np.int32]:
     """Read-only int32 array, shape [len(tokens) / 4], over the same memory."""
     return np.frombuffer(tokens, dtype=_DTYPE)
 

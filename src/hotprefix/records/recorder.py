@@ -144,7 +144,7 @@ class Recorder:
 def starts(plan: StepPlan, page_size: int, now: float) -> list[Start]:
     """Where each admission of a plan starts, and which of the tokens before that the plan copies back."""
     targets = {copy.target for copy in plan.restores}
-    tables = {chunk.request: chunk.table for chunk in plan.chunks}
+    tables = {chunk.request: chunk.table for chunk in plan.chunks.written}
     found = []
     for admission in plan.admissions:
         low: int | None = admission.cached

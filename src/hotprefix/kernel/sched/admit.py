@@ -9,9 +9,9 @@ request is never a victim, so somebody always finishes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from enum import Enum
+from math import ceil
 
 from hotprefix.kernel.config import Order
 from hotprefix.kernel.sched.order import CACHE_AWARE, Candidate, arranged
@@ -100,7 +100,7 @@ class Admission:
         s = self._s
         at = (s.step, s.tables.changes, s.reserve)
         if at != self._owed_at:
-            self._owed_at, self._owed_pages = at, self._owed(s.running)
+            self._owed_at, self._owed_pages = at, self._owed(s.awake) + s.cruise.owed(s.reserve)
         if self.need(seq) - cached_pages + self._owed_pages > s.l1.vacant:
             return False
         return not s.l1.groups or self._frames_fit(seq)
@@ -186,5 +186,5 @@ class Admission:
 def _pages(seq: Sequence, share: float, page: int) -> int:
     """Pages for what is known and that share of the outputs to come."""
     # The last sampled token never gets KV, hence the - 1.
-    outputs = math.ceil(seq.outputs_left * share) - 1
+    outputs = ceil(seq.outputs_left * share) - 1
     return -(-(seq.length + (outputs if outputs > 0 else 0)) // page)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel import events as ev
+from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Flight
-from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan
+from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan, Transcript, said
 from hotprefix.kernel.sched.publish import publishable
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State, progress_of
-from hotprefix.kernel.tokens import TOKEN_BYTES
 
 MIN_PREFILL = 64
 PREFILL_SHARE = 0.9
@@ -27,7 +27,8 @@ class Committer:
     def __init__(self, state: State) -> None:
         self._s = state
 
-    def commit(self, plan: StepPlan, outcome: StepOutcome) -> tuple[Progress, ...]:
+    def commit(self, plan: StepPlan, outcome: StepOutcome, every: bool) -> tuple[Progress, ...]:
+        """every: see `Kernel.commit`."""
         if not outcome.ok:
             return self._fail(plan, outcome.error or "the step failed")
         _check(plan, outcome)
@@ -38,13 +39,57 @@ class Committer:
             s.host.commit()
             self._learn(plan, outcome)
         progress = []
-        for chunk in plan.chunks:
-            seq = s.sequences[chunk.request]
-            done = (self._prefilled if chunk.prefill else self._decoded)(seq, chunk, outcome)
+        done: Progress | None
+        for seq, chunk in self._touched(plan, outcome):
+            if chunk is None:
+                done = self._cruised(seq, outcome)
+            else:
+                done = (self._prefilled if chunk.prefill else self._decoded)(seq, chunk, outcome)
             if done is not None:
                 progress.append(done)
         self._count_step(plan, True, outcome.repeats)
+        if every and len(s.cruise):
+            return self._every(plan, progress)
         return tuple(progress)
+
+    def _touched(self, plan: StepPlan, outcome: StepOutcome) -> list[tuple[Sequence, Chunk | None]]:
+        """Whom the step means more to than a token, in the plan's order: chunks that were written out, and
+        (None) who does not cruise any further."""
+        s, chunks = self._s, plan.chunks
+        touched: list[tuple[Sequence, Chunk | None]] = [(s.sequences[c.request], c) for c in chunks.written]
+        if not chunks.inside:
+            return touched
+        s.counters.computed_output_tokens += chunks.inside * outcome.repeats
+        gone = s.cruise.advance(outcome.sampled, outcome.repeats, outcome.stopped)
+        s.wake_up(gone)
+        gone += s.cruise.called()
+        if gone:
+            decodes = touched[: chunks.leading] + [(seq, None) for seq in gone]
+            decodes.sort(key=_place)
+            touched[: chunks.leading] = decodes
+        return touched
+
+    def _cruised(self, seq: Sequence, outcome: StepOutcome) -> Progress:
+        """A decode that has left the cruise."""
+        s, request = self._s, seq.request
+        if seq.aborted:
+            seq.computed = seq.highest = seq.computed + outcome.repeats
+            seq.computed_total += outcome.repeats
+            return s.end(seq, Finish.ABORT)
+        token = tk.last(seq.last)
+        if request.id in outcome.stopped:
+            return s.end(seq, Finish.STOP, token)
+        if seq.outputs >= request.max_tokens:
+            return s.end(seq, Finish.LENGTH, token)
+        return progress_of(seq, token)
+
+    def _every(self, plan: StepPlan, progress: list[Progress]) -> tuple[Progress, ...]:
+        """With what those gained that cruise on, in the plan's order."""
+        s, told = self._s, {p.request: p for p in progress}
+        s.cruise.settle()
+        for seq in s.cruise:
+            told[seq.request.id] = progress_of(seq, tk.last(seq.last))
+        return tuple(told[c.request] for c in plan.chunks if c.request in told)
 
     def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress:
         """One position a repeat, each of which samples; the step's commonest chunk."""
@@ -91,7 +136,7 @@ class Committer:
 
     def _sampled(self, seq: Sequence, outcome: StepOutcome) -> tuple[int, Finish | None]:
         request = seq.request
-        token = seq.append(outcome.sampled[request.id])
+        token = seq.append(said(outcome.sampled, request.id, seq.outputs, outcome.repeats))
         if outcome.stopped and request.id in outcome.stopped:
             return token, Finish.STOP
         return token, Finish.LENGTH if seq.outputs >= request.max_tokens else None
@@ -147,7 +192,7 @@ class Committer:
         s = self._s
         if plan.restores:
             s.estimates.restore.learn(outcome.restore_s, len(plan.restores))
-        prefill = sum(c.stop - c.start for c in plan.chunks if c.prefill)
+        prefill = _prefill_tokens(plan)
         if prefill >= MIN_PREFILL and prefill >= PREFILL_SHARE * plan.batched_tokens:
             s.estimates.compute.learn(s.now - s.planned_at - outcome.restore_s, prefill)
 
@@ -157,6 +202,7 @@ class Committer:
         s = self._s
         if s.host is not None:
             s.host.fail()
+        s.cruise.called()
         seqs = [s.sequences[chunk.request] for chunk in plan.chunks]
         for seq, chunk in zip(seqs, plan.chunks, strict=True):
             seq.suspect_until = max(seq.suspect_until, chunk.stop)
@@ -183,25 +229,35 @@ class Committer:
         s.counters.failed_steps += not ok
         if s.emit.on:
             now = s.l1.occupancy()
-            prefill = sum(c.stop - c.start for c in plan.chunks if c.prefill)
+            prefill = _prefill_tokens(plan)
             decode = (plan.batched_tokens - prefill) * repeats
             s.emit(
                 ev.Stepped(
-                    s.now, plan.step, ok, prefill, decode, len(s.running),
+                    s.now, plan.step, ok, prefill, decode, s.running_count,
                     len(s.queue) + s.parked, now.free, now.evictable, now.protected,
                 )
             )  # fmt: skip
+
+
+def _place(touched: tuple[Sequence, Chunk | None]) -> int:
+    return touched[0].place
+
+
+def _prefill_tokens(plan: StepPlan) -> int:
+    return sum(c.stop - c.start for c in plan.chunks.written if c.prefill)
 
 
 def _check(plan: StepPlan, outcome: StepOutcome) -> None:
     """An outcome has to answer its plan."""
     if not 1 <= outcome.repeats <= plan.repeat:
         raise ProtocolError(f"step {plan.step} may run {plan.repeat} times, not {outcome.repeats}")
+    if isinstance(outcome.sampled, Transcript):
+        return
     missing = [c.request for c in plan.chunks if c.samples and c.request not in outcome.sampled]
     if missing:
         raise ProtocolError(f"no sampled token for {', '.join(missing)}")
     if outcome.repeats == 1:
         return
     for request, sampled in outcome.sampled.items():
-        if not isinstance(sampled, bytes) or len(sampled) != outcome.repeats * TOKEN_BYTES:
+        if not isinstance(sampled, bytes) or len(sampled) != outcome.repeats * tk.TOKEN_BYTES:
             raise ProtocolError(f"request {request} needs {outcome.repeats} sampled tokens")

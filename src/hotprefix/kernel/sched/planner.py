@@ -33,16 +33,19 @@ class Planner:
         self._s = state
         self._admission = Admission(state)
         self._refresh = QueueRefresh(state)
+        # All that run must fit in a step, and a group's window moves with every position.
+        self._cruises = state.config.max_running <= state.config.max_batched_tokens and not state.l1.groups
         self._budget = 0
         self._prefilled = False
         self._chunks: list[Chunk] = []
+        self._places: list[int] = []
         self._admitted: list[AdmissionRecord] = []
         self._retracted: list[RequestId] = []
 
     def plan(self) -> StepPlan:
         s = self._s
         s.step += 1
-        self._chunks, self._admitted, self._retracted = [], [], []
+        self._chunks, self._places, self._admitted, self._retracted = [], [], [], []
         self._prefilled = False
         s.relax()
         s.sessions.expire(s.now)
@@ -54,19 +57,20 @@ class Planner:
             if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
                 self._plan_batch()
             # Sessions' holds give way where nothing else can run.
-            if self._chunks or not (self._starved() and s.sessions.drop_oldest()):
+            if self._planned or not (self._starved() and s.sessions.drop_oldest()):
                 break
-        stall = None if self._chunks else self._stall()
+        stall = None if self._planned else self._stall()
         fetches, cancels = s.prefetch.take() if s.prefetch is not None else ((), ())
         if s.emit.on:
             for fetch in fetches:
                 s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
         moves = s.host.take() if s.host is not None else NOTHING
         repeat = 1 if fetches or cancels or moves != NOTHING else self._repeat()
-        frames = s.tables.windows.take_assigned() if self._chunks else ()
+        chunks = s.cruise.chunks(self._chunks, self._places)
+        frames = s.tables.windows.take_assigned() if self._planned else ()
         return StepPlan(
-            s.step, tuple(self._chunks), tuple(self._admitted), tuple(self._retracted), stall, fetches,
-            cancels, moves.stores, moves.saves, moves.restores, moves.touches, repeat, frames,
+            s.step, chunks, tuple(self._admitted), tuple(self._retracted), stall, fetches, cancels,
+            moves.stores, moves.saves, moves.restores, moves.touches, repeat, frames,
         )  # fmt: skip
 
     def _repeat(self) -> int:
@@ -80,11 +84,11 @@ class Planner:
         """
         s = self._s
         if (
-            not self._chunks
+            not self._planned
             or self._prefilled
             or self._retracted
             or s.suspects
-            or len(self._chunks) != len(s.running)
+            or len(self._chunks) + len(s.cruise) != s.running_count
         ):
             return 1
         room_may_come = (
@@ -93,7 +97,9 @@ class Planner:
         if len(s.queue) and s.slots and room_may_come:
             return 1
         page, most = s.config.page_size, self._refresh.passes_left()
-        for seq in s.running:
+        if len(s.cruise):
+            most = min(most, s.cruise.still)
+        for seq in s.awake:
             most = min(most, page - 1 - seq.computed % page, seq.outputs_left)
             if s.l1.groups:
                 most = min(most, s.tables.windows.still(seq))
@@ -114,7 +120,7 @@ class Planner:
                     self._admit(above=seq.request.priority)
                 self._continue_prefill(seq)
             self._admit()
-            if self._chunks:
+            if self._planned:
                 return
             # Prefills that hold pages and wait for each other: the cheapest gives way.
             victim = self._admission.victim(s.running)
@@ -131,6 +137,11 @@ class Planner:
             self._start(seq)
         return bool(self._chunks)
 
+    @property
+    def _planned(self) -> bool:
+        """Whether the step computes anything: who cruises is in every plan."""
+        return bool(self._chunks) or len(self._s.cruise) > 0
+
     # -- running requests -------------------------------------------------------------------------
 
     def _make_room_for_decodes(self) -> None:
@@ -139,7 +150,7 @@ class Planner:
         page = s.config.page_size
         while True:
             need = 0
-            for q in s.running:
+            for q in s.awake:
                 if q.computed // page >= len(q.table) and q.length - q.computed == 1:
                     need += 1
             if need <= s.l1.available:
@@ -153,7 +164,7 @@ class Planner:
 
     def _prefills(self) -> list[Sequence]:
         """Running prefills in the order to continue them."""
-        prefills = [seq for seq in self._s.running if seq.remaining > 1]
+        prefills = [seq for seq in self._s.awake if seq.remaining > 1]
         if self._s.config.order is Order.PRIORITY:
             prefills.sort(key=lambda seq: seq.request.priority)
         return prefills
@@ -191,24 +202,24 @@ class Planner:
         return True
 
     def _add_decodes(self) -> None:
-        """`_add_chunk` for all that need one position: decodes, and rests of prompts. Inside a page no page
-        is to be had and none is completed, so nothing remains but to write the chunk."""
-        page, chunks = self._s.config.page_size, self._chunks
-        for seq in self._s.running:
+        """`_add_chunk` for all that need one position: decodes, and rests of prompts. A decode with room in
+        its page begins to cruise."""
+        s = self._s
+        cruising = self._cruises and not s.suspects
+        self._budget -= len(s.cruise)
+        joined = False
+        for seq in s.awake:
             start = seq.computed
             if seq.length - start != 1:
                 continue
-            inside = start % page
-            if inside and inside + 1 < page and seq.dirty_from == len(seq.table) and self._budget:
-                chunks.append(
-                    Chunk(
-                        seq.request.id, seq.slot, start, seq.last, seq.dirty_from, (), True,
-                        start < seq.target,
-                    )
-                )  # fmt: skip
+            if cruising and start >= seq.target and (room := s.cruise.room(seq)):
+                s.cruise.join(seq, room)
                 self._budget -= 1
+                joined = True
             else:
                 self._add_decode(seq, start)
+        if joined:
+            s.awake = [seq for seq in s.awake if seq.since is None]
 
     def _add_decode(self, seq: Sequence, start: int) -> None:
         """One position, which may need a page."""
@@ -217,6 +228,7 @@ class Planner:
             return
         if start // s.config.page_size < len(seq.table) or s.tables.grow(seq, start + 1):
             self._record(seq, start, start + 1)
+            self._places.append(seq.place)
 
     def _record(self, seq: Sequence, start: int, stop: int) -> None:
         """Write a chunk into the plan; its pages are there."""
@@ -310,7 +322,7 @@ class Planner:
     def _starved(self) -> bool:
         """Whether a plan without chunks means that room is lacking: not where all wait for L3."""
         s = self._s
-        return bool(s.running) or any(not s.waits_for_storage(seq) for seq in s.queue)
+        return s.running_count > 0 or any(not s.waits_for_storage(seq) for seq in s.queue)
 
     def _stall(self) -> Stall | None:
         """Why nothing runs though requests wait for room."""

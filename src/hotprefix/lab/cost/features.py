@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hotprefix.kernel.plan import Chunk
+from hotprefix.kernel.plan import Chunk, Chunks
 
 
 class Features(NamedTuple):
@@ -34,8 +34,10 @@ class Features(NamedTuple):
 
 def features(chunks: Iterable[Chunk]) -> Features:
     """The numbers of one forward pass over `chunks`."""
-    tokens = context = decodes = decode_context = 0
-    for chunk in chunks:
+    chunks = chunks if isinstance(chunks, Chunks) else Chunks(tuple(chunks))
+    tokens = context = 0
+    decodes, decode_context = chunks.inside, chunks.reach + chunks.inside
+    for chunk in chunks.written:
         start = chunk.start
         n = len(chunk.tokens) >> 2
         if n == 1:

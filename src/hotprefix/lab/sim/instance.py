@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hotprefix.errors import HotprefixError, QueueFull, RequestRejected
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.kernel import Kernel
-from hotprefix.kernel.plan import StepOutcome, StepPlan
+from hotprefix.kernel.plan import StepOutcome, StepPlan, Transcript
 from hotprefix.kernel.request import Namespace, Request
 from hotprefix.lab.cost.features import features
 from hotprefix.lab.cost.model import CostModel
@@ -49,11 +49,10 @@ class Run:
 
 @dataclass(slots=True)
 class Live:
-    """A request in the kernel, what it says and how much of that it has said."""
+    """A request in the kernel, and what it says."""
 
     item: Item
     outputs: bytes
-    said: int = 0
 
 
 Ended = Callable[[Item, Row, float], None]
@@ -76,6 +75,7 @@ class Instance:
         self._most, self._next_use = most, next_use
         self._inbox: list[tuple[str, Item]] = []
         self._live: dict[str, Live] = {}
+        self._transcript = Transcript(self._said)
         self._poll = 0.0
         self.run: Run | None = None
 
@@ -174,14 +174,8 @@ class Instance:
 
     def _commit(self, run: Run, now: float) -> None:
         self.run, count, live = None, run.count, self._live
-        tokens = {}
-        for chunk in run.plan.chunks:
-            if chunk.samples:
-                one = live[chunk.request]
-                tokens[chunk.request] = sampled(one.outputs, one.said, count)
-                one.said += count
-        outcome = StepOutcome(sampled=tokens, restore_s=run.restore, repeats=count)
-        for progress in self.kernel.commit(run.plan, outcome, now):
+        outcome = StepOutcome(sampled=self._transcript, restore_s=run.restore, repeats=count)
+        for progress in self.kernel.commit(run.plan, outcome, now, every=False):
             if progress.finish is not None:
                 done = live.pop(progress.request)
                 self._recorder.reused(progress)
@@ -191,6 +185,9 @@ class Instance:
             run.scheduler * count, run.restore,
         )  # fmt: skip
 
+    def _said(self, request: str, first: int, count: int) -> bytes:
+        return sampled(self._live[request].outputs, first, count)
+
     def stop(self, now: float) -> list[Row]:
         """The replay ends here: what has run by now counts, a step that has not ended does not. Returns the
         rows of requests that never ended, as far as they came."""
@@ -198,9 +195,9 @@ class Instance:
         if run is not None and (count := bisect_right(run.ends, now)):
             run.count = count
             self._commit(run, run.end)
-        for name, live in self._live.items():
+        for name in self._live:
             progress = self.kernel.progress(name)
             if progress.computed:
                 self._recorder.reused(progress)
-                self._recorder.computed(name, live.said, progress.computed, progress.recomputed)
+                self._recorder.computed(name, progress.outputs, progress.computed, progress.recomputed)
         return list(self._recorder.rows.values())

@@ -1,0 +1,194 @@
+"""Decodes inside a page. Owns: `Cruise`, the sequences about which nothing is to be decided for a while.
+
+Rules: a sequence that decodes and neither needs nor completes a page gains one position in every forward
+pass, like all others of its kind. So one clock counts for all of them: what a member has computed is the
+clock and a number of its own. A member is in every plan. It leaves when it is `due` (before the step that
+completes its page, or with its last output), when it is stopped or aborted, and when anybody else wants to
+change it. Nobody may read a member's moving fields before `settle`: `State.running`, the one way to all
+running sequences, sees to that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from math import ceil
+from typing import NamedTuple
+
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.plan import Chunk, Chunks, Sampled, Transcript, said
+from hotprefix.kernel.request import RequestId
+from hotprefix.kernel.sequence import Sequence
+
+
+class Lane(NamedTuple):
+    """A member, for as long as it is one. offset: positions it has computed, less the clock. end: the clock
+    at its last output. pages: in its table."""
+
+    place: int
+    request: RequestId
+    slot: int
+    offset: int
+    end: int
+    pages: int
+    seq: Sequence
+
+
+class Cruise:
+    """See the module's rules. clock: positions that each member would have gained since the start."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page = page_size
+        self._clock = 0
+        self._lanes: dict[RequestId, Lane] = {}
+        self._due: list[tuple[int, int, Sequence]] = []
+        self._called: list[Sequence] = []
+        # Nobody stays longer than a page, so no outcome from before the last `page_size` is asked for.
+        self._heard: deque[tuple[int, Sampled]] = deque(maxlen=page_size)
+        self._offsets = 0
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (lane.seq for lane in self._lanes.values())
+
+    @property
+    def still(self) -> int:
+        """Positions that every member can gain before one of them is due; there is at least one member."""
+        while self._gone(self._due[0]):
+            heappop(self._due)
+        return self._due[0][0] - self._clock
+
+    # -- members ----------------------------------------------------------------------------------
+
+    def room(self, seq: Sequence) -> int:
+        """Positions that a decoding sequence could gain before it is due; 0 where its next one needs or
+        completes a page, or its table has changed since it was last told."""
+        inside = seq.computed % self._page
+        if not inside or seq.dirty_from != len(seq.table):
+            return 0
+        return min(self._page - 1 - inside, seq.outputs_left)
+
+    def join(self, seq: Sequence, room: int) -> None:
+        """Take a sequence in that has room."""
+        offset = seq.computed - self._clock
+        seq.since = self._clock
+        seq.due = self._clock + room
+        self._offsets += offset
+        self._lanes[seq.request.id] = Lane(
+            seq.place, seq.request.id, seq.slot, offset, self._clock + seq.outputs_left, len(seq.table), seq,
+        )  # fmt: skip
+        heappush(self._due, (seq.due, seq.place, seq))
+
+    def leave(self, seq: Sequence) -> None:
+        """Let a member go, up to date; anybody else may leave too."""
+        if seq.since is not None:
+            self._settle(seq, seq.since)
+            seq.since = None
+            self._offsets -= self._lanes.pop(seq.request.id).offset
+
+    def call(self, seq: Sequence) -> None:
+        """An abort while a step is in flight: the member leaves as it was before that step, which gives it
+        one position more and no token."""
+        self.leave(seq)
+        self._called.append(seq)
+
+    def called(self) -> list[Sequence]:
+        """Whom `call` was told of since the last call of this."""
+        called, self._called = self._called, []
+        return called
+
+    def settle(self) -> None:
+        """Bring every member up to date."""
+        for lane in self._lanes.values():
+            seq = lane.seq
+            if seq.since is not None and seq.since != self._clock:
+                self._settle(seq, seq.since)
+
+    def _settle(self, seq: Sequence, since: int) -> None:
+        gained = self._clock - since
+        if gained:
+            seq.append(self._tokens(seq, since))
+            seq.computed += gained
+            seq.highest = seq.computed
+            seq.computed_total += gained
+            seq.since = self._clock
+
+    def _tokens(self, seq: Sequence, since: int) -> bytes:
+        """What a member has said since then."""
+        parts: list[bytes] = []
+        stop = self._clock
+        for begun, sampled in reversed(self._heard):
+            start = max(begun, since)
+            parts.append(said(sampled, seq.request.id, seq.outputs + start - since, stop - start))
+            stop = start
+            if start == since:
+                break
+        parts.reverse()
+        return b"".join(parts)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def chunks(self, written: list[Chunk], places: list[int]) -> Chunks:
+        """A plan's chunks: every member's next position, and those written out. places: in the running
+        batch, of the leading ones among these that are decodes."""
+        if not self._lanes:
+            return Chunks(tuple(written), leading=len(places))
+        count, lanes = len(self._lanes), tuple(self._lanes.values())
+        clock, fixed, at = self._clock, tuple(written), tuple(places)
+        reach = self._offsets + count * clock
+        return Chunks(fixed, count, reach, len(at), lambda: self._merged(lanes, clock, fixed, at))
+
+    def _merged(
+        self, lanes: tuple[Lane, ...], clock: int, written: tuple[Chunk, ...], places: tuple[int, ...]
+    ) -> tuple[Chunk, ...]:
+        """All chunks of a plan that was made at that clock."""
+        decodes = [(lane.place, self._chunk(lane, lane.offset + clock)) for lane in lanes]
+        decodes += zip(places, written, strict=False)
+        decodes.sort()
+        return (*(chunk for _, chunk in decodes), *written[len(places) :])
+
+    def _chunk(self, lane: Lane, start: int) -> Chunk:
+        seq, at = lane.seq, start * tk.TOKEN_BYTES
+        if seq.since is not None and at >= len(seq.known):
+            self._settle(seq, seq.since)
+        token = bytes(seq.known[at : at + tk.TOKEN_BYTES])
+        return Chunk(lane.request, lane.slot, start, token, lane.pages, (), True, False)
+
+    def advance(self, sampled: Sampled, repeats: int, stopped: Iterable[RequestId]) -> list[Sequence]:
+        """A plan has run: members gain that many positions, and who is due or was stopped leaves."""
+        again = isinstance(sampled, Transcript) and self._heard and self._heard[-1][1] is sampled
+        if not again:
+            self._heard.append((self._clock, sampled))
+        self._clock += repeats
+        gone = [self._lanes[request].seq for request in stopped if request in self._lanes]
+        for seq in gone:
+            self.leave(seq)
+        due = self._due
+        while due and (due[0][0] <= self._clock or self._gone(due[0])):
+            entry = heappop(due)
+            if not self._gone(entry):
+                self.leave(entry[2])
+                gone.append(entry[2])
+        return gone
+
+    @staticmethod
+    def _gone(entry: tuple[int, int, Sequence]) -> bool:
+        due, place, seq = entry
+        return seq.since is None or seq.due != due or seq.place != place
+
+    # -- room -------------------------------------------------------------------------------------
+
+    def owed(self, share: float) -> int:
+        """Pages that members lack of what they will hold at the end of that share of their outputs
+        (`Admission`). For what is known their tables have room."""
+        clock, page, owed = self._clock, self._page, 0
+        if not share:
+            return 0
+        for lane in self._lanes.values():
+            outputs = ceil((lane.end - clock) * share) - 1
+            if outputs > 0:
+                owed += max(0, -(-(lane.offset + clock + 1 + outputs) // page) - lane.pages)
+        return owed
