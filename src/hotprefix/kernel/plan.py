@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, overload
 
+from hotprefix.errors import ProtocolError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.request import RequestId
 
@@ -207,9 +208,13 @@ Sampled = Mapping[RequestId, int | bytes] | Transcript
 
 
 def said(sampled: Sampled, request: RequestId, first: int, count: int) -> bytes:
-    """The `count` tokens that a step sampled for a request that had said `first` before."""
+    """The `count` tokens that a step sampled for a request that had said `first` before. Raises ProtocolError
+    where a transcript has them not."""
     if isinstance(sampled, Transcript):
-        return sampled.read(request, first, count)
+        words = sampled.read(request, first, count)
+        if len(words) != count * tk.TOKEN_BYTES:
+            raise ProtocolError(f"request {request}: {count} tokens from {first} on, not {tk.count(words)}")
+        return words
     token = sampled[request]
     return token if isinstance(token, bytes) else tk.word(token)
 

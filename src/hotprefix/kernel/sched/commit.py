@@ -86,9 +86,7 @@ class Committer:
     def _every(self, plan: StepPlan, progress: list[Progress]) -> tuple[Progress, ...]:
         """With what those gained that cruise on, in the plan's order."""
         s, told = self._s, {p.request: p for p in progress}
-        s.cruise.settle()
-        for seq in s.cruise:
-            told[seq.request.id] = progress_of(seq, tk.last(seq.last))
+        told |= {p.request: p for p in s.cruise.progress()}
         return tuple(told[c.request] for c in plan.chunks if c.request in told)
 
     def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress:

@@ -17,7 +17,7 @@ from math import ceil
 from typing import NamedTuple
 
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.plan import Chunk, Chunks, Sampled, Transcript, said
+from hotprefix.kernel.plan import Chunk, Chunks, Progress, Sampled, Transcript, said
 from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sequence import Sequence
 
@@ -152,10 +152,32 @@ class Cruise:
 
     def _chunk(self, lane: Lane, start: int) -> Chunk:
         seq, at = lane.seq, start * tk.TOKEN_BYTES
-        if seq.since is not None and at >= len(seq.known):
-            self._settle(seq, seq.since)
-        token = bytes(seq.known[at : at + tk.TOKEN_BYTES])
+        if self._lanes.get(lane.request) is lane and start == lane.offset + self._clock:
+            token = self.last(seq)
+        else:
+            if seq.since is not None and at >= len(seq.known):
+                self._settle(seq, seq.since)
+            token = bytes(seq.known[at : at + tk.TOKEN_BYTES])
         return Chunk(lane.request, lane.slot, start, token, lane.pages, (), True, False)
+
+    def last(self, seq: Sequence) -> bytes:
+        """A member's last token."""
+        since = seq.since
+        if since is None or since == self._clock:
+            return seq.last
+        begun, sampled = self._heard[-1]
+        start = max(begun, since)
+        words = said(sampled, seq.request.id, seq.outputs + start - since, self._clock - start)
+        return words[-tk.TOKEN_BYTES :]
+
+    def progress(self) -> Iterator[Progress]:
+        """What a driver may be told of each member."""
+        for seq in self:
+            computed = seq.computed_total + self._clock - (seq.since or 0)
+            token = tk.last(self.last(seq))
+            yield Progress(
+                seq.request.id, token, None, seq.cached, computed, host=seq.host, storage=seq.storage
+            )
 
     def advance(self, sampled: Sampled, repeats: int, stopped: Iterable[RequestId]) -> list[Sequence]:
         """A plan has run: members gain that many positions, and who is due or was stopped leaves."""

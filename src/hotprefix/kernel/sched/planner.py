@@ -33,8 +33,7 @@ class Planner:
         self._s = state
         self._admission = Admission(state)
         self._refresh = QueueRefresh(state)
-        # All that run must fit in a step, and a group's window moves with every position.
-        self._cruises = state.config.max_running <= state.config.max_batched_tokens and not state.l1.groups
+        self._cruises = not state.l1.groups  # a group's window moves with every position
         self._budget = 0
         self._prefilled = False
         self._chunks: list[Chunk] = []

@@ -1,0 +1,162 @@
+"""Decodes that cruise are the decodes they would be if each were planned and applied by itself: the same
+plans, events, pages and text (`kernel/sched/cruise.py`). The reference is the same kernel with cruising
+switched off, as it is where there are layer groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotprefix.errors import RequestRejected
+from hotprefix.kernel import events as ev
+from hotprefix.kernel import tokens as tk
+from hotprefix.kernel.config import Eviction, Flight, Order, Publication, TierConfig, Write
+from hotprefix.kernel.plan import Chunks, Progress, StepOutcome, Transcript
+from tests.support.drive import Driver
+
+BUDGET = 24
+CONFIGS = st.fixed_dictionaries(
+    {
+        "publication": st.sampled_from(Publication),
+        "flight": st.sampled_from(Flight),
+        "order": st.sampled_from(Order),
+        "eviction": st.sampled_from(Eviction),
+        "preemption": st.booleans(),
+        "output_reserve": st.sampled_from([0.0, 0.3, 1.0]),
+        "lookahead": st.sampled_from([0, 2]),
+        "tiers": st.sampled_from([None, None, TierConfig(pages=40, write=Write.THROUGH)]),
+    }
+)
+ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(0, 40), st.integers(0, 2), st.integers(1, 40), st.integers(1, 40), st.integers(0, 1)
+    ),
+    min_size=1,
+    max_size=8,
+)
+# (step, 0: abort while it is in flight, 1: abort before it, 2: it fails; of which request)
+EVENTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2), st.integers(0, 7)), max_size=4)
+
+
+class Program:
+    """Runs arrivals and what happens to them, noting all that a driver sees."""
+
+    def __init__(self, config: dict[str, Any], pages: int, page: int, cruises: bool) -> None:
+        self.told: list[ev.Event] = []
+        self.d = Driver(
+            pages, page, sink=self.told.append, max_running=BUDGET, max_batched_tokens=BUDGET, **config
+        )
+        self.d.kernel._planner._cruises = cruises
+        self.progress: list[tuple[Progress, ...]] = []
+        self.sampled: dict[str, bytes] = {}
+        self.inside = 0
+
+    def run(
+        self, arrivals: list[tuple[int, ...]], happens: list[tuple[int, int, int]], stops: frozenset[int]
+    ) -> Program:
+        d, todo, step = self.d, sorted(enumerate(arrivals), key=lambda a: a[1][0]), 0
+        while todo or d.kernel.has_work:
+            while todo and todo[0][1][0] <= d.now:
+                self._submit(*todo.pop(0))
+            step += 1
+            now = [(what, f"r{who}") for at, what, who in happens if at == step]
+            self._abort(now, 1)
+            plan = d.plan()
+            self.inside += plan.chunks.inside
+            if plan.empty:
+                d.now += 1
+                continue
+            d.executor.fail_next = int(any(what == 2 for what, _ in now))
+            outcome = self._outcome(plan, stops)
+            self._abort(now, 0)
+            d.now += 1
+            self.progress.append(d.kernel.commit(plan, outcome, d.now))
+            for progress in self.progress[-1]:
+                d._note(progress)
+            if step % 3 == 0:
+                d.kernel.check()
+        d.kernel.check()
+        return self
+
+    def _submit(self, name: int, arrival: tuple[int, ...]) -> None:
+        _, base, length, outputs, priority = arrival
+        prompt = [(7 * i + 31 * base) % 97 for i in range(length)]
+        try:
+            self.d.submit(f"r{name}", prompt, outputs, priority=priority)
+        except RequestRejected:
+            return
+
+    def _abort(self, now: list[tuple[int, str]], when: int) -> None:
+        for what, name in now:
+            if what == when and self.d.kernel.knows(name):
+                self.d.abort(name)
+
+    def _outcome(self, plan: Any, stops: frozenset[int]) -> StepOutcome:
+        outcome = self.d.executor.run(plan, stops)
+        for request, token in outcome.sampled.items():
+            self.sampled[request] = self.sampled.get(request, b"") + tk.word(token)
+        return outcome
+
+
+class Knowing(Program):
+    """Knows beforehand what is said, and never looks at a chunk."""
+
+    def __init__(self, config: dict[str, Any], pages: int, page: int, known: Program) -> None:
+        super().__init__(config, pages, page, True)
+        self._known = iter(known.d.plans)
+        self._transcript = Transcript(
+            lambda r, first, count: known.sampled[r][4 * first : 4 * (first + count)]
+        )
+
+    def _outcome(self, plan: Any, stops: frozenset[int]) -> StepOutcome:
+        d = self.d
+        if d.executor.fail_next:
+            d.executor.fail_next = 0
+            return StepOutcome(ok=False, error="planned failure")
+        ends = frozenset[str]()
+        if stops:
+            known = d.kernel._s.sequences
+            ends = frozenset(
+                c.request
+                for c in plan.chunks
+                if c.samples
+                for said in [self._next(known, c.request)]
+                if said in stops
+            )
+        return StepOutcome(sampled=self._transcript, stopped=ends)
+
+    def _next(self, known: Any, request: str) -> int:
+        self.d.kernel._s.cruise.settle()
+        return tk.last(self._transcript.read(request, known[request].outputs, 1))
+
+
+def reach(chunks: Chunks) -> int:
+    """The starts of those that were not written out at once."""
+    written = {chunk.request for chunk in chunks.written}
+    return sum(chunk.start for chunk in chunks if chunk.request not in written)
+
+
+@settings(deadline=None)
+@given(
+    config=CONFIGS, arrivals=ARRIVALS, happens=EVENTS, page=st.sampled_from([2, 4, 8, 16]),
+    tokens=st.integers(60, 400), stops=st.sampled_from([frozenset(), frozenset(range(6))]),
+)  # fmt: skip
+def test_cruising_decides_nothing(
+    config: dict[str, Any], arrivals: list[tuple[int, ...]], happens: list[tuple[int, int, int]], page: int,
+    tokens: int, stops: frozenset[int],
+) -> None:  # fmt: skip
+    pages = max(1, tokens // page)
+    plain = Program(config, pages, page, False).run(arrivals, happens, stops)
+    assert not plain.inside
+    for other in (Program(config, pages, page, True), Knowing(config, pages, page, plain)):
+        other.run(arrivals, happens, stops)
+        assert other.told == plain.told
+        assert all(p.chunks.reach == reach(p.chunks) for p in other.d.plans)
+        assert other.progress == plain.progress
+        assert other.d.plans == plain.d.plans
+        assert other.d.kernel.counters == plain.d.kernel.counters
+        assert other.d.kernel.status() == plain.d.kernel.status()
+        assert other.d.outputs == plain.d.outputs
+    plain.d.assert_cold_equal()
