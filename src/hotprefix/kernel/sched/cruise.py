@@ -207,10 +207,10 @@ class Cruise:
         """Pages that members lack of what they will hold at the end of that share of their outputs
         (`Admission`). For what is known their tables have room."""
         clock, page, owed = self._clock, self._page, 0
-        if not share:
-            return 0
         for lane in self._lanes.values():
-            outputs = ceil((lane.end - clock) * share) - 1
-            if outputs > 0:
-                owed += max(0, -(-(lane.offset + clock + 1 + outputs) // page) - lane.pages)
+            outputs = (lane.end - clock) * share
+            if outputs > 1:  # the last one sampled never gets KV
+                lacks = -(-(lane.offset + clock + ceil(outputs)) // page) - lane.pages
+                if lacks > 0:
+                    owed += lacks
         return owed

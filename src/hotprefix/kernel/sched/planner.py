@@ -236,7 +236,10 @@ class Planner:
         seq.dirty_from = pages
         if self._s.checkpoints:
             self._s.tables.windows.checkpoint(seq, stop)
-        tokens = bytes(seq.known[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+        if start + 1 == seq.length:
+            tokens = seq.last
+        else:
+            tokens = bytes(memoryview(seq.known)[start * TOKEN_BYTES : stop * TOKEN_BYTES])
         self._chunks.append(
             Chunk(
                 seq.request.id, seq.slot, start, tokens, table_from, table, stop == seq.length,
