@@ -173,11 +173,11 @@ class Cruise:
     def progress(self) -> Iterator[Progress]:
         """What a driver may be told of each member."""
         for seq in self:
-            computed = seq.computed_total + self._clock - (seq.since or 0)
-            token = tk.last(self.last(seq))
+            lag = 0 if seq.since is None else self._clock - seq.since
             yield Progress(
-                seq.request.id, token, None, seq.cached, computed, host=seq.host, storage=seq.storage
-            )
+                seq.request.id, tk.last(self.last(seq)), None, seq.cached, seq.computed_total + lag, None,
+                seq.host, seq.storage, seq.recomputed, seq.outputs + lag,
+            )  # fmt: skip
 
     def advance(self, sampled: Sampled, repeats: int, stopped: Iterable[RequestId]) -> list[Sequence]:
         """A plan has run: members gain that many positions, and who is due or was stopped leaves."""
