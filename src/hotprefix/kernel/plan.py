@@ -222,8 +222,7 @@ def said(sampled: Sampled, request: RequestId, first: int, count: int) -> bytes:
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What came of a plan. ok: the forward pass ran, `repeats` times. sampled: for each chunk with
-    `samples` one token, or where repeats > 1 that many, int32 bytes; the kernel may come back to it later, so
-    it is not to be changed. stopped: requests whose last
+    `samples` one token, or where repeats > 1 that many, int32 bytes. stopped: requests whose last
     sampled token ended them (end of sequence, stop string).
     restore_s: seconds the plan's restores took, 0 where there were none or nobody measured."""
 

@@ -38,36 +38,36 @@ class Committer:
         if s.host is not None:
             s.host.commit()
             self._learn(plan, outcome)
-        progress = []
-        done: Progress | None
-        for seq, chunk in self._touched(plan, outcome):
-            if chunk is None:
-                done = self._cruised(seq, outcome)
-            else:
-                done = (self._prefilled if chunk.prefill else self._decoded)(seq, chunk, outcome)
-            if done is not None:
-                progress.append(done)
+        decodes, prefills = self._touched(plan, outcome)
+        told = [(seq.place, self._apply(seq, chunk, outcome)) for seq, chunk in decodes]
+        others = [self._prefilled(seq, chunk, outcome) for seq, chunk in prefills]
         self._count_step(plan, True, outcome.repeats)
         if every and len(s.cruise):
-            return self._every(plan, progress)
-        return tuple(progress)
+            told += s.cruise.progress()
+            told.sort(key=_first)
+        return (*(done for _, done in told if done), *(done for done in others if done))
 
-    def _touched(self, plan: StepPlan, outcome: StepOutcome) -> list[tuple[Sequence, Chunk | None]]:
-        """Whom the step means more to than a token, in the plan's order: chunks that were written out, and
-        (None) who does not cruise any further."""
+    def _touched(
+        self, plan: StepPlan, outcome: StepOutcome
+    ) -> tuple[list[tuple[Sequence, Chunk | None]], list[tuple[Sequence, Chunk]]]:
+        """Whom the step means more to than a token, in the plan's order, decodes first: chunks that were
+        written out, and (None) who does not cruise any further."""
         s, chunks = self._s, plan.chunks
-        touched: list[tuple[Sequence, Chunk | None]] = [(s.sequences[c.request], c) for c in chunks.written]
-        if not chunks.inside:
-            return touched
-        s.counters.computed_output_tokens += chunks.inside * outcome.repeats
-        gone = s.cruise.advance(outcome.sampled, outcome.repeats, outcome.stopped)
-        s.wake_up(gone)
-        gone += s.cruise.called()
-        if gone:
-            decodes = touched[: chunks.leading] + [(seq, None) for seq in gone]
+        written = [(s.sequences[c.request], c) for c in chunks.written]
+        decodes: list[tuple[Sequence, Chunk | None]] = [*written[: chunks.leading]]
+        if chunks.inside:
+            s.counters.computed_output_tokens += chunks.inside * outcome.repeats
+            gone = s.cruise.advance(outcome.sampled, outcome.repeats, outcome.stopped)
+            s.wake_up(gone)
+            decodes += [(seq, None) for seq in gone + s.cruise.called()]
             decodes.sort(key=_place)
-            touched[: chunks.leading] = decodes
-        return touched
+        return decodes, written[chunks.leading :]
+
+    def _apply(self, seq: Sequence, chunk: Chunk | None, outcome: StepOutcome) -> Progress | None:
+        """A step's one position, or a cruise's end."""
+        if chunk is None:
+            return self._cruised(seq, outcome)
+        return (self._prefilled if chunk.prefill else self._decoded)(seq, chunk, outcome)
 
     def _cruised(self, seq: Sequence, outcome: StepOutcome) -> Progress:
         """A decode that has left the cruise."""
@@ -82,12 +82,6 @@ class Committer:
         if seq.outputs >= request.max_tokens:
             return s.end(seq, Finish.LENGTH, token)
         return progress_of(seq, token)
-
-    def _every(self, plan: StepPlan, progress: list[Progress]) -> tuple[Progress, ...]:
-        """With what those gained that cruise on, in the plan's order."""
-        s, told = self._s, {p.request: p for p in progress}
-        told |= {p.request: p for p in s.cruise.progress()}
-        return tuple(told[c.request] for c in plan.chunks if c.request in told)
 
     def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress:
         """One position a repeat, each of which samples; the step's commonest chunk."""
@@ -239,6 +233,10 @@ class Committer:
 
 def _place(touched: tuple[Sequence, Chunk | None]) -> int:
     return touched[0].place
+
+
+def _first(told: tuple[int, Progress | None]) -> int:
+    return told[0]
 
 
 def _prefill_tokens(plan: StepPlan) -> int:

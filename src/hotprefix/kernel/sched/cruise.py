@@ -45,7 +45,7 @@ class Cruise:
         self._due: list[tuple[int, int, Sequence]] = []
         self._called: list[Sequence] = []
         # Nobody stays longer than a page, so no outcome from before the last `page_size` is asked for.
-        self._heard: deque[tuple[int, Sampled]] = deque(maxlen=page_size)
+        self._heard: deque[tuple[int, dict[RequestId, bytes] | Transcript]] = deque(maxlen=page_size)
         self._offsets = 0
 
     def __len__(self) -> int:
@@ -118,11 +118,13 @@ class Cruise:
 
     def _tokens(self, seq: Sequence, since: int) -> bytes:
         """What a member has said since then."""
-        parts: list[bytes] = []
-        stop = self._clock
-        for begun, sampled in reversed(self._heard):
-            start = max(begun, since)
-            parts.append(said(sampled, seq.request.id, seq.outputs + start - since, stop - start))
+        request, parts, stop = seq.request.id, [], self._clock
+        for begun, heard in reversed(self._heard):
+            start = begun if begun > since else since
+            if isinstance(heard, dict):
+                parts.append(heard[request])
+            else:
+                parts.append(said(heard, request, seq.outputs + start - since, stop - start))
             stop = start
             if start == since:
                 break
@@ -145,44 +147,60 @@ class Cruise:
         self, lanes: tuple[Lane, ...], clock: int, written: tuple[Chunk, ...], places: tuple[int, ...]
     ) -> tuple[Chunk, ...]:
         """All chunks of a plan that was made at that clock."""
-        decodes = [(lane.place, self._chunk(lane, lane.offset + clock)) for lane in lanes]
+        fresh = clock == self._clock and all(self._lanes.get(lane.request) is lane for lane in lanes)
+        tokens = self._last(lanes) if fresh else [self._token(lane, lane.offset + clock) for lane in lanes]
+        decodes = [
+            (
+                lane.place,
+                Chunk(lane.request, lane.slot, lane.offset + clock, token, lane.pages, (), True, False),
+            )
+            for lane, token in zip(lanes, tokens, strict=True)
+        ]
         decodes += zip(places, written, strict=False)
         decodes.sort()
         return (*(chunk for _, chunk in decodes), *written[len(places) :])
 
-    def _chunk(self, lane: Lane, start: int) -> Chunk:
-        seq, at = lane.seq, start * tk.TOKEN_BYTES
-        if self._lanes.get(lane.request) is lane and start == lane.offset + self._clock:
-            token = self.last(seq)
-        else:
-            if seq.since is not None and at >= len(seq.known):
-                self._settle(seq, seq.since)
-            token = bytes(seq.known[at : at + tk.TOKEN_BYTES])
-        return Chunk(lane.request, lane.slot, start, token, lane.pages, (), True, False)
+    def _token(self, lane: Lane, position: int) -> bytes:
+        """What was planned at a position, by somebody who may have ended since."""
+        seq, at = lane.seq, position * tk.TOKEN_BYTES
+        if seq.since is not None and at >= len(seq.known):
+            self._settle(seq, seq.since)
+        return bytes(seq.known[at : at + tk.TOKEN_BYTES])
 
-    def last(self, seq: Sequence) -> bytes:
-        """A member's last token."""
-        since = seq.since
-        if since is None or since == self._clock:
-            return seq.last
-        begun, sampled = self._heard[-1]
-        start = max(begun, since)
-        words = said(sampled, seq.request.id, seq.outputs + start - since, self._clock - start)
-        return words[-tk.TOKEN_BYTES :]
+    def _last(self, lanes: Iterable[Lane]) -> list[bytes]:
+        """The last token of each of these members."""
+        heard = self._heard[-1][1] if self._heard else {}
+        if not isinstance(heard, dict):
+            self.settle()
+            return [lane.seq.last for lane in lanes]
+        clock = self._clock
+        return [
+            lane.seq.last if lane.seq.since == clock else heard[lane.request][-tk.TOKEN_BYTES :]
+            for lane in lanes
+        ]
 
-    def progress(self) -> Iterator[Progress]:
-        """What a driver may be told of each member."""
-        for seq in self:
-            lag = 0 if seq.since is None else self._clock - seq.since
-            yield Progress(
-                seq.request.id, tk.last(self.last(seq)), None, seq.cached, seq.computed_total + lag, None,
-                seq.host, seq.storage, seq.recomputed, seq.outputs + lag,
-            )  # fmt: skip
+    def progress(self) -> list[tuple[int, Progress | None]]:
+        """What a driver may be told of each member, after its place."""
+        lanes, clock = list(self._lanes.values()), self._clock
+        return [
+            (
+                lane.place,
+                Progress(
+                    lane.request, tk.last(token), None, seq.cached, seq.computed_total + clock - since, None,
+                    seq.host, seq.storage, seq.recomputed, seq.outputs + clock - since,
+                ),
+            )
+            for lane, token in zip(lanes, self._last(lanes), strict=True)
+            for seq in (lane.seq,)
+            for since in (clock if seq.since is None else seq.since,)
+        ]  # fmt: skip
 
     def advance(self, sampled: Sampled, repeats: int, stopped: Iterable[RequestId]) -> list[Sequence]:
         """A plan has run: members gain that many positions, and who is due or was stopped leaves."""
-        again = isinstance(sampled, Transcript) and self._heard and self._heard[-1][1] is sampled
-        if not again:
+        if not isinstance(sampled, Transcript):
+            words = {r: v if isinstance(v, bytes) else tk.word(v) for r in self._lanes for v in (sampled[r],)}
+            self._heard.append((self._clock, words))
+        elif not self._heard or self._heard[-1][1] is not sampled:
             self._heard.append((self._clock, sampled))
         self._clock += repeats
         gone = [self._lanes[request].seq for request in stopped if request in self._lanes]
