@@ -47,6 +47,7 @@ class Cruise:
         # Nobody stays longer than a page, so no outcome from before the last `page_size` is asked for.
         self._heard: deque[tuple[int, dict[RequestId, bytes] | Transcript]] = deque(maxlen=page_size)
         self._offsets = 0
+        self._departures = 0
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -87,6 +88,7 @@ class Cruise:
         if seq.since is not None:
             self._settle(seq, seq.since)
             seq.since = None
+            self._departures += 1
             self._offsets -= self._lanes.pop(seq.request.id).offset
 
     def call(self, seq: Sequence) -> None:
@@ -141,20 +143,25 @@ class Cruise:
         count, lanes = len(self._lanes), tuple(self._lanes.values())
         clock, fixed, at = self._clock, tuple(written), tuple(places)
         reach = self._offsets + count * clock
-        return Chunks(fixed, count, reach, len(at), lambda: self._merged(lanes, clock, fixed, at))
+        made = (clock, self._departures)
+        return Chunks(fixed, count, reach, len(at), lambda: self._merged(lanes, made, fixed, at))
 
     def _merged(
-        self, lanes: tuple[Lane, ...], clock: int, written: tuple[Chunk, ...], places: tuple[int, ...]
+        self,
+        lanes: tuple[Lane, ...],
+        made: tuple[int, int],
+        written: tuple[Chunk, ...],
+        places: tuple[int, ...],
     ) -> tuple[Chunk, ...]:
-        """All chunks of a plan that was made at that clock."""
-        fresh = clock == self._clock and all(self._lanes.get(lane.request) is lane for lane in lanes)
-        tokens = self._last(lanes) if fresh else [self._token(lane, lane.offset + clock) for lane in lanes]
+        """All chunks of a plan. made: the clock and the departures then."""
+        clock, _ = made
+        if made == (self._clock, self._departures):
+            tokens = self._last(lanes)
+        else:
+            tokens = [self._token(lane, lane.offset + clock) for lane in lanes]
         decodes = [
-            (
-                lane.place,
-                Chunk(lane.request, lane.slot, lane.offset + clock, token, lane.pages, (), True, False),
-            )
-            for lane, token in zip(lanes, tokens, strict=True)
+            (place, Chunk(request, slot, offset + clock, token, pages, (), True, False))
+            for (place, request, slot, offset, _, pages, _), token in zip(lanes, tokens, strict=True)
         ]
         decodes += zip(places, written, strict=False)
         decodes.sort()
