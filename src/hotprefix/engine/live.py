@@ -43,7 +43,7 @@ class Live:
 
     __slots__ = (
         "admitted", "deadline", "first", "last", "logprobs", "message", "outputs", "prompt_logprobs",
-        "stop_reason", "submitted", "text", "unsent",
+        "reused", "stop_reason", "submitted", "text", "token", "unsent",
     )  # fmt: skip
 
     def __init__(self, message: Generate, text: OutputText, now: float) -> None:
@@ -55,6 +55,8 @@ class Live:
         self.first: float | None = None
         self.last: float | None = None
         self.outputs = 0
+        self.token = 0
+        self.reused = (0, 0, 0)
         self.unsent = ""
         self.stop_reason: str | int | None = None
         self.logprobs: tuple[TokenLogprob, ...] = ()
@@ -75,6 +77,7 @@ class Live:
         self.first = now if self.first is None else self.first
         self.last = now
         self.outputs += 1
+        self.token = sampled.token
         self.logprobs = () if sampled.logprob is None else (sampled.logprob,)
         return self._stops(sampled.token, eos) or sampled.ended
 
@@ -96,7 +99,14 @@ class Live:
         """What the client is told of a step, or of the end."""
         if finish in (Finish.STOP, Finish.LENGTH):
             self.unsent += self.text.flush()
-        tokens = () if progress.token is None else (progress.token,)
+        self.reused = progress.cached - progress.host - progress.storage, progress.host, progress.storage
+        return self._delta(() if progress.token is None else (progress.token,), finish, error)
+
+    def gained(self) -> Delta:
+        """What the client is told where a token has come and nothing else."""
+        return self._delta((self.token,), None, None)
+
+    def _delta(self, tokens: tuple[int, ...], finish: Finish | None, error: str | None) -> Delta:
         text, self.unsent = self.unsent, ""
         logprobs, self.logprobs = self.logprobs, ()
         first = self.outputs == len(tokens) and self.message.params.prompt_logprobs is not None
@@ -107,9 +117,7 @@ class Live:
             usage=Usage(
                 len(self.message.prompt),
                 self.outputs,
-                cached_device=progress.cached - progress.host - progress.storage,
-                cached_host=progress.host,
-                cached_storage=progress.storage,
+                *self.reused,
             ),
             finish=finish,
             stop_reason=self.stop_reason if finish is Finish.STOP else None,

@@ -9,7 +9,7 @@ kernel retries its requests alone. Each request gets exactly one delta with `fin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from hotprefix.engine.executor import Executor, StepResult
@@ -167,7 +167,7 @@ class EngineLoop:
 
     def _commit(self, plan: StepPlan, outcome: StepOutcome) -> list[Delta]:
         now = self._clock()
-        done = self.kernel.commit(plan, outcome, now)
+        done = self.kernel.commit(plan, outcome, now, every=False)
         for progress in done:
             if progress.finish is not None:
                 self._watch.tell("ended", progress, now)
@@ -175,7 +175,21 @@ class EngineLoop:
         self._rates.note(now, count.cached_tokens, count.computed_prompt_tokens)
         self._watch.tell("changed", now)
         self._spent.commit_s += self._clock() - now
-        return [self._delta(progress) for progress in done]
+        return self._deltas(plan, outcome, {progress.request: progress for progress in done})
+
+    def _deltas(
+        self, plan: StepPlan, outcome: StepOutcome, told: Mapping[RequestId, Progress]
+    ) -> list[Delta]:
+        """In the plan's order. The kernel tells nothing of those that merely gained a token."""
+        deltas = []
+        for chunk in plan.chunks:
+            progress = told.get(chunk.request)
+            if progress is not None:
+                deltas.append(self._delta(progress))
+            elif chunk.samples and outcome.ok:
+                self._generated += 1
+                deltas.append(self._live[chunk.request].gained())
+        return deltas
 
     def _plan(self) -> StepPlan:
         """Bring home what L3 gave, plan, and start what the plan asks of L3."""

@@ -73,7 +73,6 @@ class Committer:
         """A decode that has left the cruise."""
         s, request = self._s, seq.request
         if seq.aborted:
-            seq.computed = seq.highest = seq.computed + outcome.repeats
             seq.computed_total += outcome.repeats
             return s.end(seq, Finish.ABORT)
         token = tk.last(seq.last)
