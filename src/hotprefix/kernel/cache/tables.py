@@ -30,19 +30,18 @@ class Tables:
     def lookup(self, seq: Sequence) -> Match | None:
         """The longest usable prefix of a waiting sequence's target; memoised, re-validated in O(1), and
         followed on from where it ended as long as that is still there."""
-        match = self._longest(seq)
+        match = seq.memo
+        if match is None or match.version != match.node.version:
+            match = self._longest(seq)
         return self._usable(seq, match) if match is not None and self._l1.groups else match
 
     def _longest(self, seq: Sequence) -> Match | None:
-        memo = seq.memo
-        if memo is None or memo.version != memo.node.version:
-            tree, limit = self._l1.tree, seq.reuse_limit // self._page
-            key, namespace = seq.target_key, seq.request.namespace
-            memo = (
-                tree.lookup_again(memo, namespace, key, limit) if memo else tree.lookup(namespace, key, limit)
-            )
-            seq.memo = memo
-        return memo
+        memo, tree, limit = seq.memo, self._l1.tree, seq.reuse_limit // self._page
+        key, namespace = seq.target_key, seq.request.namespace
+        seq.memo = (
+            tree.lookup_again(memo, namespace, key, limit) if memo else tree.lookup(namespace, key, limit)
+        )
+        return seq.memo
 
     def _usable(self, seq: Sequence, longest: Match) -> Match | None:
         """As much of a match as every layer group can go on from; memoised like the match itself."""
@@ -70,7 +69,8 @@ class Tables:
     def touch(self, match: Match) -> None:
         """A waiting request's prefix becomes the most recent one, in each layer group what it needs of it."""
         self._l1.tree.touch(match)
-        self.windows.touch(match)
+        if self._l1.groups:
+            self.windows.touch(match)
 
     def open(self, seq: Sequence, match: Match | None) -> None:
         """Take the persistent pin of an admission on the empty prefix or on `match`'s pages."""
