@@ -11,7 +11,7 @@ running sequences, sees to that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import ceil
 from typing import NamedTuple
@@ -52,9 +52,6 @@ class Cruise:
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def __iter__(self) -> Iterator[Sequence]:
-        return (lane.seq for lane in self._lanes.values())
-
     @property
     def still(self) -> int:
         """Positions that every member can gain before one of them is due; there is at least one member."""
@@ -90,6 +87,9 @@ class Cruise:
             seq.since = None
             self._departures += 1
             self._offsets -= self._lanes.pop(seq.request.id).offset
+            if not self._lanes:  # nothing is remembered of ended requests
+                self._due.clear()
+                self._heard.clear()
 
     def call(self, seq: Sequence) -> None:
         """An abort while a step is in flight: the member leaves as it was before that step, which gives it
