@@ -10,7 +10,7 @@ with those of them that touch the node's own run: while it stands still, a match
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,8 +94,7 @@ class Node:
         return b"".join(node.key for node in self.path())
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The longest indexed prefix of a key: `pages` pages, of which the last `planned` are only being
     computed by the step in flight. Ends `inside` pages into `node` (as of `version` and `cuts`); whole:
     that is the node's end."""

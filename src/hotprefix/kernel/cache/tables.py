@@ -158,7 +158,7 @@ class Tables:
             return 0
         key = self._key(seq, first, last)
         tree = self._l1.tree
-        if tree.lookup_from(seq.pin, 0, key, 1).pages:
+        if tree.continues(seq.pin, key):
             return 0
         own = seq.table[first:last]
         inserted = tree.insert(seq.pin, key, own, seq.request.priority, planned=True)

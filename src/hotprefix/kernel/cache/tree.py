@@ -11,7 +11,7 @@ No clock: recency is a counter. A lookup that ends inside a node stays pure; `to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.evict import EvictionHeap, Policy
@@ -25,8 +25,7 @@ _NOTHING: Mapping[Node, int] = {}
 MERGE_FROM = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+class Inserted(NamedTuple):
     """handle: the pinned node where the published range now ends. pages: the range's pages as the tree
     has them. added: how many of them are new to the tree (a suffix); the first len(pages) - added were
     there already, so the caller's own copies are duplicates."""
@@ -82,6 +81,10 @@ class PrefixTree:
         """As `lookup`, from a pinned node that is known to end at page `above` of this key."""
         end = min(limit, len(key) // self.page_bytes) * self.page_bytes
         return walk(handle, above, key, above * self.page_bytes, end, self.page_bytes)
+
+    def continues(self, handle: Node, key: bytes) -> bool:
+        """Whether the first page of `key` is indexed below a pinned node."""
+        return key[: self.page_bytes] in handle.children
 
     def pages_of(self, match: Match) -> list[int]:
         """Page ids of the matched prefix, first page first."""
