@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from hotprefix.errors import ProtocolError
+from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.plan import Chunk, Finish, StepOutcome, Transcript
 from tests.support.drive import Driver
@@ -101,3 +102,23 @@ def test_a_transcript_gives_what_it_is_asked_for() -> None:
     plan = d.plan()
     with pytest.raises(ProtocolError, match="1 tokens from 0 on, not 2"):
         d.kernel.commit(plan, StepOutcome(sampled=Transcript(lambda *_: tk.encode([1, 2]))), 0.0)
+
+
+def unchecked(d: Driver, steps: int) -> None:
+    """Steps without `Kernel.check`, which brings all up to date."""
+    for _ in range(steps):
+        d.kernel.commit(d.kernel.plan(d.now), StepOutcome(sampled=dict.fromkeys("ab", 1)), d.now)
+
+
+def test_whoever_asks_for_the_running_batch_finds_it_up_to_date() -> None:
+    d = decoding()
+    unchecked(d, 2)
+    assert [(q.computed, q.length, q.outputs) for q in d.kernel._s.running] == [(7, 8, 3), (11, 12, 3)]
+
+
+def test_a_failed_step_loses_all_that_was_computed() -> None:
+    events: list[ev.Event] = []
+    d = decoding(sink=events.append)
+    unchecked(d, 1)
+    d.kernel.commit(d.kernel.plan(d.now), StepOutcome(ok=False), d.now)
+    assert [(e.request, e.lost) for e in events if isinstance(e, ev.Retracted)] == [("a", 6), ("b", 10)]
