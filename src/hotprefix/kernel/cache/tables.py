@@ -186,4 +186,6 @@ class Tables:
 
     def _key(self, seq: Sequence, first: int, last: int) -> bytes:
         width = self._page * TOKEN_BYTES
-        return bytes(seq.key[first * width : last * width])
+        # Of a prompt one copy, not two: its key is bytes already.
+        key = seq.target_key if last * width <= len(seq.target_key) else seq.key
+        return bytes(key[first * width : last * width])
