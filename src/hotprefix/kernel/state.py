@@ -29,6 +29,7 @@ from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 RESERVE_DECAY = 0.98
+RESERVE_GONE = 0.01
 
 
 class State:
@@ -109,8 +110,9 @@ class State:
                 self.relax()
 
     def relax(self) -> None:
-        """One planning pass: what a retraction added to the reserve decays."""
-        self.reserve = max(self.config.output_reserve, self.reserve * RESERVE_DECAY)
+        """One planning pass: what a retraction added to the reserve decays, and is gone at a hundredth."""
+        floor, decayed = self.config.output_reserve, self.reserve * RESERVE_DECAY
+        self.reserve = decayed if decayed > max(floor, RESERVE_GONE) else floor
 
     # -- entering ---------------------------------------------------------------------------------
 
