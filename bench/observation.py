@@ -3,8 +3,9 @@
 usage: python bench/observation.py [RUNS]
 
 16 requests with 500-token prompts decode 400 tokens each. `off`: no observer; `heat`: what the live page
-counts; `log`: an event log as well, its thread's work included (process time of all threads). Rounds are
-interleaved; each row is the median and the range over RUNS rounds (default 7).
+counts; `log`: an event log as well, its thread's work included (process time of all threads); `spans`: spans
+in place of the log, up to an exporter that throws them away. Rounds are interleaved; each row is the median
+and the range over RUNS rounds (default 7).
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
 from hotprefix.engine.executor import Sampled, StepResult
-from hotprefix.engine.loop import EngineLoop, TokensOnly
+from hotprefix.engine.live import TokensOnly
+from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo, Generate
 from hotprefix.engine.params import SamplingParams
 from hotprefix.kernel.config import Capabilities, KernelConfig
 from hotprefix.kernel.plan import StepPlan
 from hotprefix.records.recorder import Recorder, RecordOptions
+from hotprefix.records.spans import Spans
 
-ARMS = ("off", "heat", "log")
+ARMS = ("off", "heat", "log", "spans")
 KERNEL = KernelConfig(total_pages=2048, page_size=16, max_running=64)
 
 
@@ -40,10 +47,16 @@ class NoModel:
         return StepResult({chunk.request: Sampled(5) for chunk in plan.chunks if chunk.samples})
 
 
+class Nowhere(SpanExporter):
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
 def step_us(arm: str, folder: Path) -> float:
     """CPU time of one run over its steps."""
     log = folder / f"{time.monotonic_ns()}.jsonl" if arm == "log" else None
-    observer = None if arm == "off" else Recorder(RecordOptions(bytes(32), log))
+    spans = Spans(Nowhere()) if arm == "spans" else None
+    observer = None if arm == "off" else Recorder(RecordOptions(bytes(32), log, spans=spans))
     info = EngineInfo("none", 4000, 1000, KERNEL.page_size, KERNEL.total_pages * KERNEL.page_size)
     loop = EngineLoop(
         KERNEL, NoModel(), info, fingerprint="none", eos_ids=(), make_text=lambda params: TokensOnly(),

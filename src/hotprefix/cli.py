@@ -102,6 +102,9 @@ def serve(
         str, typer.Option(help="maps (vLLM now) or arrays (SGLang, older vLLM).")
     ] = "maps",
     kv_events_tokens: Annotated[bool, typer.Option(help="Send token ids in KV events.")] = False,
+    otel: Annotated[
+        str | None, typer.Option(help="Send a span for each request to the OTLP/HTTP collector at this URL.")
+    ] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
     isolate_keys: Annotated[bool, typer.Option(help="Keys do not share cached prefixes.")] = False,
     drain_seconds: Annotated[float, typer.Option(help="How long SIGTERM lets open requests run.")] = 30.0,
@@ -126,7 +129,7 @@ def serve(
         prefetch_timeout_s=prefetch_timeout,
         events=str(events) if events else None, kv_events=kv_events, kv_events_replay=kv_events_replay,
         events_key_file=str(events_key_file) if events_key_file else None, kv_events_form=kv_events_form,
-        kv_events_tokens=kv_events_tokens,
+        kv_events_tokens=kv_events_tokens, otel=otel,
     )  # fmt: skip
     server = ServerConfig(
         host=host,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hotprefix.engine.executor import Sampled, StepResult
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import Delta, EngineInfo
+from hotprefix.engine.observe import Observer
 from hotprefix.engine.params import SamplingParams
 from hotprefix.kernel.config import Capabilities, KernelConfig
 from hotprefix.kernel.plan import StepPlan
@@ -71,15 +72,16 @@ class Clock:
 
 
 def fake_loop(
-    eos: Sequence[int] = (), max_model_len: int = 200, **config: object
+    eos: Sequence[int] = (), max_model_len: int = 200, observer: Observer | None = None, **config: object
 ) -> tuple[EngineLoop, FakeEngineExecutor, Clock]:
     kernel = replace(KernelConfig(total_pages=64, page_size=4, max_running=16), **config)  # type: ignore[arg-type]
     executor = FakeEngineExecutor(kernel)
     info = EngineInfo("fake", max_model_len, VOCAB, kernel.page_size, kernel.total_pages * kernel.page_size)
     clock = Clock()
     loop = EngineLoop(
-        kernel, executor, info, fingerprint="fake", eos_ids=eos, make_text=LetterText, clock=clock
-    )
+        kernel, executor, info, fingerprint="fake", eos_ids=eos, make_text=LetterText, clock=clock,
+        observer=observer,
+    )  # fmt: skip
     return loop, executor, clock
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from hotprefix.kernel.plan import StepPlan
 from hotprefix.records.kvevents import KVPublisher
 from hotprefix.records.recorder import Recorder, RecordOptions
+from hotprefix.records.spans import Spans
 from hotprefix.report.inspect import inspect_log
 from tests.support.observed import WatchedDriver, program, run
 
@@ -47,7 +49,12 @@ def test_plans_are_the_same_bytes(seed: int, tmp_path: Path) -> None:
     dark = run(made)
     options = [
         RecordOptions(KEY),
-        RecordOptions(KEY, tmp_path / "log.jsonl", lambda: KVPublisher(f"inproc://events-{seed}")),
+        RecordOptions(
+            KEY,
+            tmp_path / "log.jsonl",
+            lambda: KVPublisher(f"inproc://events-{seed}"),
+            spans=Spans(InMemorySpanExporter()),
+        ),
     ]
     for chosen in options:
         recorder = Curious(chosen)

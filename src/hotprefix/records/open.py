@@ -1,21 +1,26 @@
 """From settings to a recorder. Owns: `open_recorder`.
 
-Rule: reads no environment. A recorder always counts which prefixes are hot; log and KV events are asked
-for.
+Rule: reads no environment (the OpenTelemetry SDK reads its own). A recorder always counts which prefixes are
+hot; log, KV events and spans are asked for. What spans need is found wanting here, before a model is loaded.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotprefix.engine.config import EngineConfig
+from hotprefix.errors import ConfigError
 from hotprefix.records.fingerprint import load_key
 from hotprefix.records.kvevents import Form, KVPublisher
 from hotprefix.records.recorder import Recorder, RecordOptions
 
+if TYPE_CHECKING:
+    from hotprefix.records.spans import Spans
+
 
 def open_recorder(config: EngineConfig) -> Recorder:
-    """What an engine with these settings is watched by. Raises ConfigError (the key file)."""
+    """What an engine with these settings is watched by. Raises ConfigError (the key file, spans)."""
     address, replay, form = config.kv_events, config.kv_events_replay, Form(config.kv_events_form)
     return Recorder(
         RecordOptions(
@@ -23,5 +28,18 @@ def open_recorder(config: EngineConfig) -> Recorder:
             events=Path(config.events) if config.events else None,
             make_publisher=(lambda: KVPublisher(address, replay, form=form)) if address else None,
             kv_tokens=config.kv_events_tokens,
+            spans=_spans(config.otel) if config.otel is not None else None,
         )
     )
+
+
+def _spans(url: str) -> Spans:
+    try:
+        from hotprefix.records.spans import open_spans
+    except ImportError as error:
+        raise ConfigError(
+            f"otel={url!r} needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
+            "pip install 'hotprefix[otel]'",
+            param="otel",
+        ) from error
+    return open_spans(url)

@@ -1,4 +1,4 @@
-"""What watches an engine. Owns: `Recorder`, the engine's observer: event log, KV events, hot prefixes.
+"""What watches an engine. Owns: `Recorder`, the engine's observer: event log, KV events, spans, hot prefixes.
 
 Rules: on the loop's thread it only takes references; fingerprints are computed on the log's thread (for
 the heat of prefixes at once, of a bounded number of pages). It reads what the kernel decided and calls
@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotprefix import __version__
 from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
@@ -26,16 +27,20 @@ from hotprefix.records.kvevents import KVPublisher, PageEvents
 from hotprefix.records.log import EventLog
 from hotprefix.records.schema import Header, Record, RequestInfo, Sources, Start
 
+if TYPE_CHECKING:
+    from hotprefix.records.spans import Spans
+
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
     """What to record. key: of the fingerprints. events: path of the log, None = no log. make_publisher: of
-    KV events, None = none; kv_tokens: whether they carry token ids."""
+    KV events, None = none; kv_tokens: whether they carry token ids. spans: of requests, None = none."""
 
     key: bytes
     events: Path | None = None
     make_publisher: Callable[[], KVPublisher] | None = None
     kv_tokens: bool = False
+    spans: Spans | None = None
 
 
 class Recorder:
@@ -44,6 +49,7 @@ class Recorder:
     def __init__(self, options: RecordOptions, wall: Callable[[], float] = time.time) -> None:
         self._options, self._wall = options, wall
         self._log: EventLog | None = None
+        self._spans = options.spans
         self._kv: KVPublisher | None = None
         self._pages: PageEvents | None = None
 
@@ -54,6 +60,8 @@ class Recorder:
         self._page_size = info.page_size
         if self._options.events is not None:
             self._log = EventLog(self._options.events, self._header(kernel, info, fingerprint, now))
+        if self._spans is not None:
+            self._spans.opened(info.model, self._wall(), now)
         if self._options.make_publisher is not None:
             self._kv = self._options.make_publisher()
             self._pages = PageEvents(info.page_size, with_tokens=self._options.kv_tokens)
@@ -70,13 +78,15 @@ class Recorder:
 
     @property
     def wants_events(self) -> bool:
-        return self._options.events is not None
+        return self._options.events is not None or self._spans is not None
 
     # -- what is told -----------------------------------------------------------------------------
 
     def event(self, event: Event) -> None:
         if self._log is not None:
             self._log.put(event)
+        if self._spans is not None:
+            self._spans.event(event)
 
     def submitted(self, request: Request, now: float) -> None:
         self._heat.add(self._prints.pages(request.namespace, request.key, MAX_PAGES), now)
@@ -106,6 +116,8 @@ class Recorder:
                     storage=progress.storage,
                 )
             )  # fmt: skip
+        if self._spans is not None:
+            self._spans.ended(progress, now)
 
     def _publish(self) -> None:
         """Hand over the pages that came and went since the last call."""
@@ -139,6 +151,8 @@ class Recorder:
             self._log.close()
         if self._kv is not None:
             self._kv.close()
+        if self._spans is not None:
+            self._spans.close()
 
 
 def starts(plan: StepPlan, page_size: int, now: float) -> list[Start]:

@@ -1,0 +1,194 @@
+"""OpenTelemetry spans: one for each request. Owns: `Spans`, what they carry, and where they are sent.
+
+Rules: a `hotprefix.request` span goes from enqueue to end; its children `queue`, `prefill` and `decode` tile
+it, and begin anew after a retraction. Attributes are lengths, counts, reasons and final sources: no text, no
+token ids, no words of foreign errors. What was not measured is left out. On the loop's thread a request is
+noted while it runs and its spans are made when it has ended; sending belongs to the SDK's thread, which
+drops what is too much. Imports the extra `otel`, so `records.open` imports it only where it is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
+
+from hotprefix import __version__
+from hotprefix.errors import ConfigError
+from hotprefix.kernel import events as ev
+from hotprefix.kernel.plan import Finish, Progress
+
+NAME = "hotprefix.request"
+PATH = "/v1/traces"
+CLOSE_S = 2.0
+Attributes = dict[str, Any]
+
+
+def open_spans(url: str) -> Spans:
+    """Spans that go to an OTLP/HTTP collector; nothing is sent yet. Raises ConfigError (the URL)."""
+    return Spans(OTLPSpanExporter(endpoint=endpoint(url)))
+
+
+def endpoint(url: str) -> str:
+    """Where a collector at `url` takes traces: the URL itself where it has a path. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or any(c.isspace() for c in url):
+        raise ConfigError(
+            f"otel={url!r}: give an OTLP/HTTP collector's URL, for example http://127.0.0.1:4318",
+            param="otel",
+        )
+    return url if parts.path.strip("/") else parts._replace(path=PATH).geturl()
+
+
+@dataclass(slots=True)
+class _Life:
+    """A request that has not ended. phase: the child that is open, since then. admitted: tokens matched in
+    L1 at the first admission."""
+
+    enqueued: ev.Enqueued
+    phase: str
+    since: float
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
+    marks: list[tuple[str, float, Attributes]] = field(default_factory=list)
+    admitted: int | None = None
+    retractions: int = 0
+
+    def enter(self, phase: str, now: float) -> None:
+        self.phases.append((self.phase, self.since, now))
+        self.phase, self.since = phase, now
+
+
+class Spans:
+    """Makes spans of kernel events and gives them to `exporter`, on a thread of the SDK's."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        resource = Resource.create({"service.name": "hotprefix", "service.version": __version__})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("hotprefix", __version__)
+        self._live: dict[str, _Life] = {}
+        self._told: dict[type[ev.Event], Callable[[Any], None]] = {
+            ev.Enqueued: self._enqueued,
+            ev.Admitted: self._admitted,
+            ev.PrefillDone: self._prefilled,
+            ev.Retracted: self._retracted,
+            ev.Rejected: self._rejected,
+        }
+
+    def opened(self, model: str, wall: float, now: float) -> None:
+        """wall: Unix time at the engine's clock `now`, seconds."""
+        self._model = model
+        self._zero = round(wall * 1e9) - round(now * 1e9)
+
+    def event(self, event: ev.Event) -> None:
+        told = self._told.get(type(event))
+        if told is not None:
+            told(event)
+
+    def ended(self, progress: Progress, now: float) -> None:
+        """A request's last progress: its spans are made. One whose enqueue was not seen has none."""
+        life = self._live.pop(progress.request, None)
+        if life is None:
+            return
+        life.enter("", now)
+        with_totals = self._known(life) | _totals(progress)
+        span = self._begin(progress.request, life.enqueued.now, with_totals)
+        under = set_span_in_context(span, Context())
+        for name, begin, end in life.phases:
+            child = self._tracer.start_span(name, under, start_time=self._ns(begin))
+            child.end(self._ns(end))
+        for name, at, attributes in life.marks:
+            span.add_event(name, attributes, self._ns(at))
+        if progress.finish is Finish.ERROR:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(self._ns(now))
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Send what is queued, as far as the time goes. Requests that have not ended have no span."""
+        closing = threading.Thread(target=self._provider.shutdown, name="hotprefix-spans", daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _enqueued(self, event: ev.Enqueued) -> None:
+        self._live[event.request] = _Life(event, "queue", event.now)
+
+    def _admitted(self, event: ev.Admitted) -> None:
+        life = self._live[event.request]
+        life.enter("prefill", event.now)
+        if not event.again:
+            life.admitted = event.matched
+        if event.restored_host or event.restored_storage:
+            tokens = {"hotprefix.host": event.restored_host, "hotprefix.storage": event.restored_storage}
+            life.marks.append(("restore", event.now, tokens))
+
+    def _prefilled(self, event: ev.PrefillDone) -> None:
+        self._live[event.request].enter("decode", event.now)
+
+    def _retracted(self, event: ev.Retracted) -> None:
+        """A failed step's reason ends in the words of whatever failed, behind a colon."""
+        life = self._live[event.request]
+        life.enter("queue", event.now)
+        life.retractions += 1
+        why = {"hotprefix.reason": event.reason.partition(":")[0], "hotprefix.lost_tokens": event.lost}
+        life.marks.append(("retract", event.now, why))
+
+    def _rejected(self, event: ev.Rejected) -> None:
+        span = self._begin(event.request, event.now, {"error.type": "rejected"})
+        span.set_status(Status(StatusCode.ERROR, event.reason))
+        span.end(self._ns(event.now))
+
+    # -- spans ------------------------------------------------------------------------------------
+
+    def _ns(self, now: float) -> int:
+        return self._zero + round(now * 1e9)
+
+    def _begin(self, request: str, now: float, attributes: Attributes) -> Span:
+        """A span of its own trace."""
+        names = {"gen_ai.response.id": request, "gen_ai.response.model": self._model}
+        return self._tracer.start_span(
+            NAME, Context(), attributes=names | attributes, start_time=self._ns(now)
+        )
+
+    def _known(self, life: _Life) -> Attributes:
+        found: Attributes = {
+            "gen_ai.usage.input_tokens": life.enqueued.prompt_tokens,
+            "hotprefix.matched_at_enqueue": life.enqueued.matched,
+            "hotprefix.parked": life.enqueued.parked,
+            "hotprefix.retractions": life.retractions,
+        }
+        if life.admitted is not None:
+            found["hotprefix.matched_at_admission"] = life.admitted
+        return found
+
+
+def _totals(progress: Progress) -> Attributes:
+    """What a request's last progress says. An error is named by its type, which stands before the colon."""
+    assert progress.finish is not None
+    found: Attributes = {
+        "gen_ai.response.finish_reasons": (progress.finish.value,),
+        "gen_ai.usage.output_tokens": progress.outputs,
+        "gen_ai.usage.cache_read.input_tokens": progress.cached,
+        "hotprefix.cached.device": progress.cached - progress.host - progress.storage,
+        "hotprefix.cached.host": progress.host,
+        "hotprefix.cached.storage": progress.storage,
+        "hotprefix.computed_tokens": progress.computed,
+        "hotprefix.recomputed_tokens": progress.recomputed,
+    }
+    if progress.error is not None:
+        found["error.type"] = progress.error.partition(":")[0]
+    return found
