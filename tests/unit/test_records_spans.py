@@ -18,7 +18,7 @@ from opentelemetry.trace import StatusCode
 from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
-from hotprefix.errors import ConfigError, QueueFull
+from hotprefix.errors import ConfigError, QueueFull, RequestRejected
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.config import TierConfig
 from hotprefix.kernel.plan import Finish
@@ -130,7 +130,7 @@ def test_an_abort_while_waiting_has_only_what_was_measured() -> None:
     assert a.status.status_code is StatusCode.UNSET
 
 
-def test_a_rejected_request_is_a_span_of_no_length_and_leaves_its_namesake_alone() -> None:
+def test_a_rejected_request_is_a_span_of_no_length() -> None:
     traced = Traced()
     d = WatchedDriver(traced.recorder, page_size=4, max_waiting=1)
     d.submit("a", TOKENS, 1)
@@ -167,6 +167,7 @@ def test_a_retraction_begins_the_phases_anew() -> None:
     assert (name, when) == ("retract", 2.0)
     assert why == {"hotprefix.reason": f"step {d.plans[1].step} failed", "hotprefix.lost_tokens": 41}
     assert said(a)["hotprefix.retractions"] == 1
+    assert said(a)["hotprefix.matched_at_admission"] == 0, "of the first"
     assert said(a)["hotprefix.recomputed_tokens"] == d.kernel.counters.recomputed_tokens
 
 
@@ -208,6 +209,18 @@ def test_errors_keep_their_type_and_lose_their_words() -> None:
     assert "error.type" not in said(found["good"])
     assert [name for name, _, _ in marks(bad)] == ["retract"] * said(bad)["hotprefix.retractions"] != []
     assert "poisonous" not in "".join(span.to_json() for span in spans)
+
+
+def test_a_refused_second_use_of_an_id_leaves_the_first_alone() -> None:
+    traced = Traced()
+    d = WatchedDriver(traced.recorder, page_size=4)
+    d.submit("a", TOKENS, 1)
+    with pytest.raises(RequestRejected, match="in use"):
+        d.submit("a", TOKENS, 1)
+    d.run()
+    refused, first = [said(s) for s in traced.spans() if s.name == NAME]
+    assert refused["error.type"] == "rejected"
+    assert first["gen_ai.response.finish_reasons"] == ("length",)
 
 
 # -- random programs ------------------------------------------------------------------------------
@@ -301,6 +314,7 @@ def test_an_exporter_that_hangs_holds_neither_steps_nor_the_end(monkeypatch: pyt
             if n == 5:
                 assert exporter.held.wait(60)
         spans.close(timeout_s=0.01)
+        assert "hotprefix-spans" in {t.name for t in threading.enumerate()}, "it was not waited for"
         assert len(lit.finish) == 20
         assert not exporter.release.is_set()
     finally:
@@ -383,7 +397,10 @@ def collector() -> Iterator[Collector]:
         thread.join()
 
 
-def test_spans_reach_a_collector_by_http_when_the_loop_closes(collector: Collector) -> None:
+def test_spans_reach_a_collector_by_http_when_the_loop_closes(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10000000")  # nothing else sends them
     recorder = open_recorder(EngineConfig(otel=f"http://127.0.0.1:{collector.server_port}"))
     loop, _, clock = fake_loop(observer=recorder)
     loop.submit(Generate("a", (1, 2, 3), SamplingParams(max_tokens=2)))
