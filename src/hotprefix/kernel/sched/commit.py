@@ -83,7 +83,7 @@ class Committer:
         return progress_of(seq, token)
 
     def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress:
-        """One position a repeat, each of which samples; the step's commonest chunk."""
+        """One position a repeat, each of which samples: a decode that needs or completes a page."""
         s, start = self._s, chunk.start
         stop = seq.computed = seq.highest = start + outcome.repeats
         seq.computed_total += outcome.repeats

@@ -1,4 +1,4 @@
-"""N instances on one virtual clock. Owns: `Cluster`, the event heap and the route a request takes.
+"""N instances on one virtual clock. Owns: `Clock`, the event heap, and `Router`, where a request goes.
 
 Rules (lab.md, *Simulator*): events in order of (time, priority, sequence), nothing else decides, so a seed
 gives one run. What arrives at a moment is there before a step that begins at that moment is planned.

@@ -73,7 +73,6 @@ class Workload:
                     param="load.loop",
                 )
             arrivals.append((at / self._speed, item))
-        arrivals.sort(key=lambda a: a[0])
         self._open.extend(arrivals)
         self.size = len(arrivals)
 
