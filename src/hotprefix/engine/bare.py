@@ -21,6 +21,7 @@ from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.model.loader import LoadedModel, load_model
+from hotprefix.engine.observe import Observer
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.torch_executor import TorchExecutor
 from hotprefix.errors import ConfigError
@@ -100,6 +101,7 @@ class Bare:
         *,
         sink: Sink | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
     ) -> EngineLoop:
         """A fresh loop. executor: what stands before this one's and passes plans on to it. Raises
         ConfigError where the kernel's pages are not the pool's."""
@@ -125,4 +127,5 @@ class Bare:
             make_text=lambda _: TokensOnly(),
             sink=sink,
             clock=clock,
+            observer=observer,
         )
