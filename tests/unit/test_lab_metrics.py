@@ -36,6 +36,18 @@ def test_every_metric_has_one_name_a_unit_and_a_value_or_none() -> None:
     assert {m.better for m in METRICS.values()} == {"lower", "higher", "neither"}
 
 
+@pytest.mark.parametrize(
+    ("name", "all_"),
+    [
+        ("ttft_p95_s", True), ("cold.completion_p50_s", True), ("worst_group_ttft_p95_s", True),
+        ("hot.slo_share", True), ("ttft_mean_s", False), ("tpot_p95_s", False), ("timeout_share", False),
+        ("computed_tokens", False), ("evicted_pages", False), ("cached_tps_window_p50", False),
+    ],
+)  # fmt: skip
+def test_which_metrics_count_every_request(name: str, all_: bool) -> None:
+    assert METRICS[name].counts_all is all_
+
+
 def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"ttft_p59_s.*ttft_p95_s"):
         known("ttft_p59_s")

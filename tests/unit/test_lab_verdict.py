@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -12,9 +13,10 @@ from hotprefix.errors import ConfigError
 from hotprefix.lab.experiment.assess import assess
 from hotprefix.lab.hypothesis import NO_THRASH, THRASH, Hypothesis, Kind, Need, Tolerance
 from hotprefix.lab.metrics import Slo
+from hotprefix.lab.sections import Run
 from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Outcome, State, Verdict, decide
-from tests.support.tables import run
+from tests.support.tables import UNSERVED, run
 
 SLO = Slo(ttft_s=3.0)
 LOSS = Tolerance("net_l1_hit_loss_share", 0.05)
@@ -266,6 +268,72 @@ def test_from_tables_to_verdicts() -> None:
         found.metrics.filter(arm="off", metric="requests").group_by("condition").agg(pl.col("value").mean())
     )
     assert dict(instance.select("condition", "requests").rows()) == dict(mean.rows())
+
+
+def without_its_slowest(one: Run, outcome: str) -> Run:
+    """The same replay, had it served only the quicker two thirds."""
+    took = pl.col("first_token_s") - pl.col("arrival_s")
+    slow = took > took.quantile(0.67)
+    never = {name: pl.lit(value) for name, value in (UNSERVED | {"outcome": outcome}).items()}
+    table = one.requests.with_columns(pl.when(slow).then(v).otherwise(n).alias(n) for n, v in never.items())
+    end = one.requests["finish_s"].max()
+    assert isinstance(end, float)
+    return replace(one, requests=table.cast(one.requests.schema), end_s=end)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["rejected", "unfinished"])
+def test_who_serves_fewer_does_not_win_by_it(how: str) -> None:
+    whole = [run(s, 0, sigma=0.5, memory=0.1) for s in range(8)]
+    picky = [without_its_slowest(one, how) for one in whole]
+    runs = {("c", "whole"): whole, ("c", "picky"): picky, ("c", "equally picky"): picky}
+    mean = "hot.ttft_mean_s" if how == "rejected" else "hot.computed_tokens"
+
+    def verdict(arm: str, base: str, metric: str, amount: float, want: str = "improves") -> Verdict:
+        kind = {"improves": Kind.MECHANISM, "not_worse": Kind.HARM, "equal": Kind.NULL}[want]
+        wants = {want: (Tolerance(metric, amount),)}
+        one = Hypothesis("h", "c", kind, arm, base, "c", **wants)  # type: ignore[arg-type]
+        return assess(runs, [one], baseline="whole", slo=SLO).verdicts[0]
+
+    found = verdict("picky", "whole", mean, 0.05)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert found.reason.startswith(f"{mean}: falls, but the arm finished 6")
+    assert "the baseline 100.0 %, and this figure does not count the others in full" in found.reason
+    assert found.findings[0].interval is not None
+    assert found.findings[0].interval[1] < -0.05
+    for want in ("not_worse", "equal"):
+        assert verdict("picky", "whole", mean, 0.05, want).outcome is Outcome.INCONCLUSIVE
+    assert verdict("whole", "picky", mean, 0.05).outcome is Outcome.INCONCLUSIVE  # nor does the other lose
+    assert verdict("whole", "picky", mean, 0.05, "not_worse").outcome is Outcome.INCONCLUSIVE
+    assert verdict("equally picky", "picky", mean, 0.05, "equal").outcome is Outcome.AS_EXPECTED
+
+
+@pytest.mark.parametrize("metric", ["goodput_rps", "ttft_p50_s"])
+def test_who_serves_fewer_may_win_where_everybody_counts(metric: str) -> None:
+    one = Hypothesis("h", "c", Kind.MECHANISM, "on", "off", "c", improves=(Tolerance(metric, 0.1),))
+    slow = [run(s, 0, sigma=0.5, effect=9.0, cold_effect=9.0) for s in range(8)]
+    quick = [without_its_slowest(run(s, 1, sigma=0.5), "rejected") for s in range(8)]
+    found = assess({("c", "off"): slow, ("c", "on"): quick}, [one], baseline="off", slo=SLO)
+    assert found.comparisons["c", "on"]["ttft_mean_s"].flattered == "arm"
+    assert found.verdicts[0].outcome is Outcome.SUPPORTED
+
+
+def test_a_gain_of_who_serves_more_stands() -> None:
+    """What it is measured against is a lower bound."""
+    slow = [
+        without_its_slowest(run(s, 0, sigma=0.5, effect=9.0, cold_effect=9.0), "rejected") for s in range(8)
+    ]
+    runs = {("c", "off"): slow, ("c", "on"): [run(s, 1, sigma=0.5) for s in range(8)]}
+    one = Hypothesis(
+        "h", "c", Kind.MECHANISM, "on", "off", "c", improves=(Tolerance("ttft_mean_s", 0.1),)
+    )  # fmt: skip
+    assert assess(runs, [one], baseline="off", slo=SLO).verdicts[0].outcome is Outcome.SUPPORTED
+
+
+def test_a_request_or_two_at_the_end_do_not_count() -> None:
+    even = replace(spread("ttft_mean_s", 2.0, -0.2), finished=(0.995, 0.99))
+    one = claim(Kind.MECHANISM, improves=(Tolerance("ttft_mean_s", 0.05),))
+    assert outcome(one, even).outcome is Outcome.SUPPORTED
+    assert outcome(one, replace(even, finished=(0.995, 0.98))).outcome is Outcome.INCONCLUSIVE
 
 
 def test_a_seed_that_failed_in_one_arm_is_left_out_of_both() -> None:

@@ -230,6 +230,11 @@ def test_a_clear_change_is_coloured_by_which_way_is_better(result: ExperimentRes
     assert lookup.figure("thrash", "window", "ttft_p99_s").tone == ""
     assert lookup.figure("thrash", "window", "refresh_touches").tone == ""
     assert lookup.figure("thrash", "off", "reuse_share").tone == ""
+    pair = result.comparisons["thrash", "window"]
+    fewer = dataclasses.replace(pair["net_l1_hit_loss_share"], finished=(1.0, 0.9))
+    told = {("thrash", "window"): {**pair, fewer.metric: fewer}}
+    lookup = Lookup(dataclasses.replace(result, comparisons=told))
+    assert lookup.figure("thrash", "window", "net_l1_hit_loss_share").tone == ""
 
 
 def test_charts_take_extreme_and_missing_values() -> None:

@@ -15,6 +15,11 @@ from hotprefix.errors import ConfigError
 
 Better = Literal["lower", "higher", "neither"]
 GROUPS: Final = ("hot", "cold")
+_COUNT_ALL: Final = frozenset({
+    "requests", "finished", "unfinished", "rejected", "finished_share", "good_requests", "slo_share",
+    "goodput_rps", "worst_instance_slo_share",
+})  # fmt: skip
+_PERCENTILES: Final = ("_p50_s", "_p95_s", "_p99_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,18 @@ class Metric:
     def extreme(self) -> bool:
         """One request or window decides it, so that no sample says how sure it is."""
         return self.name.rpartition(".")[2] == "oldest_wait_s" or self.name.endswith("_window_max")
+
+    @property
+    def group(self) -> str:
+        """hot, cold, or "" for all requests."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def counts_all(self) -> bool:
+        """Every request that arrived counts in full, also one that was rejected or has not finished. What
+        does not is a figure of those that were served, and flatters whoever serves fewer."""
+        own = self.name.rpartition(".")[2]
+        return own in _COUNT_ALL or (own.endswith(_PERCENTILES) and not own.startswith("tpot"))
 
 
 def _times(name: str, meaning: str) -> list[Metric]:

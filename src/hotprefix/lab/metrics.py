@@ -4,7 +4,8 @@ Rules (terms.md):
 - Every request that arrived is counted. A request without a first token (unfinished or rejected) has a
   latency beyond every one that was measured: a percentile that falls among such requests is None, read
   ">horizon"; means take an unfinished request's time so far, so they are lower bounds there. Rejected
-  requests have no time so far: means leave them out, percentiles and shares do not.
+  requests have no time so far: means leave them out, percentiles and shares do not
+  (`Metric.counts_all`; a verdict does not believe a mean of the side that finished fewer).
 - Hot: an endless cache would have reused at least half of the prompt (ideal_tokens >= input_tokens / 2);
   cold: the rest. The group does not depend on the arm.
 - Goodput divides by the offered span, first to last arrival.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from hotprefix.errors import InputError
-from hotprefix.lab.metric_names import METRICS
+from hotprefix.lab.metric_names import METRICS, Metric
 from hotprefix.lab.metrics import Slo, beyond_horizon
 from hotprefix.lab.sections import Pair, Run, figures, section_figures
 
@@ -33,6 +33,7 @@ METHOD: Final = (
 _RESAMPLES: Final = 2000
 _ROUNDING: Final = 1e-9
 _FEWEST: Final = 4
+_UNEVEN: Final = 0.01  # a difference of finished shares below it is a request or two at the replay's end
 _SIGN_TEST: Final = 6  # as many equal signs have a two-sided p of 2 / 2**6 = 0.031
 
 Interval = tuple[float, float]
@@ -43,7 +44,8 @@ Scale = Literal["difference", "relative"]
 class Comparison:
     """One metric, arm against baseline. base, arm: means over seeds, None where a seed has no figure.
     sections: (base, arm) of each section, on the scale of the whole. beyond: whose figure lies beyond the
-    replay's end ("", "base", "arm", "both"). reason: why there is no interval."""
+    replay's end ("", "base", "arm", "both"). reason: why there is no interval. finished: shares of requests
+    that finished, (base, arm), where the metric does not count the others in full; else None."""
 
     metric: str
     base: float | None
@@ -51,6 +53,7 @@ class Comparison:
     sections: tuple[tuple[float, float], ...] = ()
     beyond: str = ""
     reason: str = ""
+    finished: tuple[float, float] | None = None
 
     def value(self, scale: Scale) -> float | None:
         """arm - base, or that as a share of |base|; None where a figure is missing, or base is 0."""
@@ -59,6 +62,15 @@ class Comparison:
         if scale == "difference":
             return self.arm - self.base
         return (self.arm - self.base) / abs(self.base) if self.base else None
+
+    @property
+    def flattered(self) -> Literal["", "base", "arm"]:
+        """Who finished fewer of its requests by more than one in a hundred, in a metric that does not count
+        the others in full: its figure may look better than it is."""
+        base, arm = self.finished or (0.0, 0.0)
+        if abs(arm - base) <= _UNEVEN:
+            return ""
+        return "arm" if arm < base else "base"
 
     @property
     def constant(self) -> bool:
@@ -133,9 +145,15 @@ def _comparison(name: str, whole: Sequence[Pair], cut: Sequence[Pair]) -> Compar
     known = tuple((b, a) for b, a in pairs if b is not None and a is not None)
     far = [any(beyond_horizon(name, pair[side]) for pair in whole) for side in (0, 1)]
     beyond = {(True, True): "both", (True, False): "base", (False, True): "arm"}.get((far[0], far[1]), "")
-    found = Comparison(name, base, arm, known, beyond)
+    found = Comparison(name, base, arm, known, beyond, finished=_finished(METRICS[name], whole))
     reason = _why_none(found, len(pairs), any(beyond_horizon(name, f) for pair in cut for f in pair))
     return replace(found, reason=reason)
+
+
+def _finished(metric: Metric, whole: Sequence[Pair]) -> tuple[float, float] | None:
+    share = f"{metric.group}.finished_share".removeprefix(".")
+    base, arm = (_mean([pair[side][share] for pair in whole]) for side in (0, 1))
+    return None if metric.counts_all or base is None or arm is None else (base, arm)
 
 
 def _why_none(found: Comparison, sections: int, far: bool) -> str:

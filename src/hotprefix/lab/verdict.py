@@ -4,7 +4,8 @@ Rules (lab.md, *Verdict*; docs/decisions/0012-verdicts.md): every check compares
 stated beforehand and *holds*, *fails* or stays *open*; a point estimate alone decides nothing. A metric
 improves where its interval excludes no change and its estimate reaches the stated amount; it does not where
 the interval excludes that amount. It is not worse, or equal, where the whole interval is within the
-tolerance (equivalence by interval); it is worse, or changed, where the whole interval is outside.
+tolerance (equivalence by interval); it is worse, or changed, where the whole interval is outside. A figure
+of served requests does not speak for the side that finished fewer (`Comparison.flattered`): open.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _check(want: str, tolerance: Tolerance, found: Comparison, level: float) -> 
     if value is None and found.value("difference") == 0:
         value = 0.0  # 0 against 0 is no change, on any scale
         interval = (0.0, 0.0) if found.constant else None
-    state, text = _state(want, tolerance, found, value, interval)
+    state, text = _even(want, found, *_state(want, tolerance, found, value, interval))
     return Finding(want, tolerance, state, found.base, found.arm, value, interval, text)
 
 
@@ -145,6 +146,20 @@ def _state_beyond(want: str, found: Comparison) -> tuple[State, str]:
         return State.FAILS, f"{name}: beyond the replay's end in one of the two only"
     text = f"{name}: beyond the replay's end in the {'arm' if worse else 'baseline'} only"
     return (State.FAILS if worse else State.HOLDS), text
+
+
+def _even(want: str, found: Comparison, state: State, text: str) -> tuple[State, str]:
+    """What was found stays open where it speaks for the side that finished fewer requests."""
+    speaks_for = {State.HOLDS: "arm", State.FAILS: "base"}.get(state)
+    if not found.flattered or not found.finished or speaks_for is None:
+        return state, text
+    if want != "equal" and found.flattered != speaks_for:
+        return state, text
+    base, arm = (f"{share * 100:.1f} %" for share in found.finished)
+    return State.OPEN, (
+        f"{text}, but the arm finished {arm} of its requests, the baseline {base}, and this figure does not "
+        "count the others in full"
+    )
 
 
 def _of(found: Sequence[Finding], *wants: str) -> list[Finding]:

@@ -58,8 +58,12 @@ class Lookup:
 
 
 def _tone(found: Comparison) -> str:
-    """Whether a clear change is for the better; empty where it is not clear, or neither way is better."""
+    """Whether a clear change is for the better; empty where it is not clear, neither way is better, or it
+    speaks for the side that finished fewer requests."""
     interval, better = found.bounds(CONFIDENCE, "difference"), METRICS[found.metric].better
     if interval is None or better == "neither" or interval[0] <= 0 <= interval[1]:
         return ""
-    return "good" if (interval[0] > 0) is (better == "higher") else "bad"
+    good = (interval[0] > 0) is (better == "higher")
+    if found.flattered == ("arm" if good else "base"):
+        return ""
+    return "good" if good else "bad"
