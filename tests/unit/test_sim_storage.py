@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hotprefix.engine.storage import Storage
-from hotprefix.kernel.config import Prefetch, TierConfig, Write
+from hotprefix.kernel.config import Prefetch, Refresh, TierConfig, Write
 from hotprefix.kernel.plan import Fetch, StepPlan
 from hotprefix.lab.cost.model import Link
 from hotprefix.lab.sim.links import Wire
 from hotprefix.lab.sim.storage import Store
 from hotprefix.lab.sim.workload import Loop
+from hotprefix.lab.trace.record import TraceRequest
 from tests.support.replays import BLOCK, agents, price, replay, request
 from tests.support.stores import ScriptedStore
 
@@ -71,6 +74,57 @@ def test_a_store_too_small_for_a_prefix_is_of_no_use() -> None:
     trace = [request(f"r{i}", range(10), arrival=float(i)) for i in range(3)]
     tables = replay(trace, instances=3, tiers=tiers, storage_pages=2)
     assert tables.requests["cached_l3"].to_list() == [0, 0, 0]
+
+
+def whole(name: str, first: int, pages: int, **more: object) -> TraceRequest:
+    """A prompt of `pages` whole pages that leaves these and no more: its one output token has no KV."""
+    return request(name, range(first, first + pages), 1, tail=0, **more)  # type: ignore[arg-type]
+
+
+EAGER = TierConfig(100, storage=True, min_fetch_pages=1, min_restore_pages=1, prefetch=Prefetch.WAIT_COMPLETE)
+
+
+def test_a_prefix_used_in_l1_outlives_one_stored_after_it_in_l3() -> None:
+    """L3 holds both; room for two pages more comes from the end of the one that was used longest ago."""
+    trace = [
+        whole("a", 0, 8, arrival=0.0, session="here"),
+        whole("b", 100, 8, arrival=5.0, session="here"),
+        whole("a again", 0, 8, arrival=10.0, session="here"),  # nothing to store: only the touch tells L3
+        whole("c", 200, 2, arrival=15.0, session="here"),
+        whole("a there", 0, 8, arrival=20.0, session="there"),
+        whole("b there", 100, 8, arrival=25.0, session="there"),
+    ]
+    table = replay(trace, instances=2, tiers=EAGER, storage_pages=16).requests
+    # At least one token is computed, so seven pages of eight can be reused; b has six left.
+    assert table["cached_l3"].to_list() == [0, 0, 0, 0, 7 * BLOCK, 6 * BLOCK]
+    assert table["cached_l1"].to_list() == [0, 0, 7 * BLOCK, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("host_pages", "l2", "l3", "computed"),
+    [
+        (12, 0, 6, 1),  # b and c have taken all of L2; a fetch may use half of it
+        (30, 6, 1, 0),  # they have taken the last two pages of a, one of which is computed anyway
+    ],
+)
+def test_what_was_lost_while_waiting_comes_back_from_l2_and_l3(
+    host_pages: int, l2: int, l3: int, computed: int
+) -> None:
+    """It matched in L1 on arrival, waited behind b and c, which evicted it, and was then looked for below."""
+    trace = [
+        whole("a", 0, 8, arrival=0.0),
+        whole("b", 100, 8, arrival=5.0),
+        whole("c", 200, 16, arrival=5.001),
+        whole("a again", 0, 8, arrival=5.002),
+    ]
+    tiers = replace(EAGER, pages=host_pages, fetch_window=1)
+    table = replay(trace, tiers=tiers, total_pages=20, max_running=1, refresh=Refresh.OFF).requests
+    row = table.row(3, named=True)
+    split = ("matched_at_enqueue", "retained_tokens", "restored_l2_tokens", "restored_l3_tokens")
+    assert [row[name] for name in split] == [7 * BLOCK, 0, l2 * BLOCK, l3 * BLOCK]
+    assert row["recomputed_tokens"] == computed * BLOCK
+    assert [row[f"cached_{tier}"] for tier in ("l1", "l2", "l3")] == [0, l2 * BLOCK, l3 * BLOCK]
+    assert row["computed_tokens"] == (computed + 1) * BLOCK
 
 
 def test_waiting_requests_cost_scheduler_time() -> None:
