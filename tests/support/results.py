@@ -110,7 +110,7 @@ def _busy(one: Run, arm: str) -> Run:
         refresh_touches=pl.lit(0 if arm == "off" else 128),
     ).cast(dict(WINDOW_COLUMNS))  # fmt: skip
     restores = links({
-        "instance": 0, "link": "l2-l1", "bytes": 3 << 30, "seconds": 1.5, "transfers": 640, "failures": 2,
+        "instance": 0, "link": "l2-l1", "bytes": 3 << 30, "seconds": 1.5, "transfers": 640,
         "cancels": 1,
     })  # fmt: skip
     return Run(one.seed, one.requests, windows, restores, one.page_tokens)

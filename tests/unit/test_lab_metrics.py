@@ -32,7 +32,7 @@ def of(*rows: dict[str, object], slo: Slo = NO_SLO, **more: float) -> dict[str, 
 def test_every_metric_has_one_name_a_unit_and_a_value_or_none() -> None:
     found = of(request(0))
     assert found.keys() == METRICS.keys()
-    assert len(METRICS) == 3 * len(REQUEST_METRICS) + 19 + 24
+    assert len(METRICS) == 3 * len(REQUEST_METRICS) + 19 + 20
     assert {m.better for m in METRICS.values()} == {"lower", "higher", "neither"}
 
 
@@ -211,11 +211,11 @@ def test_windows_and_links() -> None:
         window(30, seconds=10.0, cached_tokens=100, prefill_s=1.0),
         window(0, instance=1, cached_tokens=0, prefill_s=1.0, scheduler_s=0.5),
     )  # fmt: skip
-    columns = ("instance", "link", "bytes", "seconds", "transfers", "failures", "cancels")
+    columns = ("instance", "link", "bytes", "seconds", "transfers", "cancels")
     amounts = (
-        (0, "l2-l1", 800, 2.0, 3, 1, 2),
-        (1, "l2-l1", 200, 0.5, 1, 0, 0),
-        (0, "l3-l2", 0, 0.0, 0, 0, 0),
+        (0, "l2-l1", 800, 2.0, 3, 2),
+        (1, "l2-l1", 200, 0.5, 1, 0),
+        (0, "l3-l2", 0, 0.0, 0, 0),
     )
     moved = links(*(dict(zip(columns, one, strict=True)) for one in amounts))
     found = metrics(requests(request(0)), time, moved, slo=Slo(), page_tokens=16)
@@ -230,7 +230,7 @@ def test_windows_and_links() -> None:
     assert (found["normalised_load_worst"], found["normalised_load_mean"]) == (10 / 40, 5.5 / 40)
     assert found["load_imbalance"] == 10 / 5.5
     assert (found["l2_l1_bytes"], found["l2_l1_bandwidth"]) == (1000, 400.0)
-    assert [found[f"l2_l1_{n}"] for n in ("transfers", "failures", "cancels")] == [4, 1, 2]
+    assert [found[f"l2_l1_{n}"] for n in ("transfers", "cancels")] == [4, 2]
     assert (found["l3_l2_bytes"], found["l3_l2_bandwidth"]) == (0, None)
     assert found["l1_l2_bytes"] is None
 

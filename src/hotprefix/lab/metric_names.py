@@ -137,7 +137,6 @@ def _link(link: str) -> list[Metric]:
         Metric(f"{at}_seconds", "seconds", "lower", f"time transfers took on {link}, summed"),
         Metric(f"{at}_bandwidth", "bytes/s", "higher", f"effective bandwidth of {link}"),
         Metric(f"{at}_transfers", "count", "neither", f"transfers over {link}"),
-        Metric(f"{at}_failures", "count", "lower", f"failed transfers over {link}"),
         Metric(f"{at}_cancels", "count", "neither", f"cancelled transfers over {link}"),
     ]
 

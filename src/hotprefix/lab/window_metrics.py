@@ -19,7 +19,7 @@ _COLUMNS: Final = (
     "instance", "start_s", "seconds", "prefill_s", "decode_s", "scheduler_s", "cached_tokens",
     "computed_tokens", "refresh_touches", "evicted_pages", "stalls",
 )  # fmt: skip
-_AMOUNTS: Final = ("bytes", "seconds", "transfers", "failures", "cancels")
+_AMOUNTS: Final = ("bytes", "seconds", "transfers", "cancels")
 
 
 def window_metrics(windows: pl.DataFrame, page_tokens: int) -> Figures:

@@ -1,7 +1,7 @@
 """What moves between tiers and how long it takes. Owns: `Wire`, one direction of one link, and `Wires`.
 
 Rules (terms.md): bytes count per physical link, in the direction they move. A wire carries one transfer at a
-time, in order; one that comes while it is busy waits (`free_at`).
+time, in order; one that comes while it is busy waits (`free_at`). None fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Wire:
     bytes: int = 0
     seconds: float = 0.0
     transfers: int = 0
-    failures: int = 0
     cancels: int = 0
 
     def send(self, size: int, now: float) -> float:

@@ -76,6 +76,5 @@ LINK_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "bytes": pl.Int64,
     "seconds": pl.Float64,
     "transfers": pl.Int64,
-    "failures": pl.Int64,
     "cancels": pl.Int64,
 }

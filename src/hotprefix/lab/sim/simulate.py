@@ -196,7 +196,7 @@ class _Simulation:
         return [
             {
                 "instance": index, "link": wire.name, "bytes": wire.bytes, "seconds": wire.seconds,
-                "transfers": wire.transfers, "failures": wire.failures, "cancels": wire.cancels,
+                "transfers": wire.transfers, "cancels": wire.cancels,
             }
             for index, side in enumerate(self._sides)
             for wire in side.wires.all

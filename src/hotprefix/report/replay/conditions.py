@@ -39,7 +39,7 @@ CLUSTER = (
     "uncached_tps_window_max", "normalised_load_mean", "normalised_load_worst", "load_imbalance",
     "worst_instance_ttft_p95_s", "worst_instance_slo_share",
 )  # fmt: skip
-_LINK = ("bytes", "seconds", "bandwidth", "transfers", "failures", "cancels")
+_LINK = ("bytes", "seconds", "bandwidth", "transfers", "cancels")
 RESTORES = tuple(f"{link.replace('-', '_')}_{name}" for link in LINKS for name in _LINK)
 _TABLES = (
     ("Service and fairness", SERVICE),
