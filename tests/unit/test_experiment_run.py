@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from hotprefix.errors import InputError
+from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Eviction, KernelConfig
 from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.bounds import bound_facts, shares
@@ -175,6 +175,31 @@ def test_whatever_decides_a_result_is_in_the_hash_and_nothing_else(path: Path, t
     assert {t.key for t in planned(path, sets=("slo.ttft_s=1",)).tasks} == {t.key for t in first.tasks}
     # More seeds keep the runs there are.
     assert {t.key for t in first.tasks} < {t.key for t in planned(path, seeds=3).tasks}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "field"),
+    [
+        (
+            {"trace": "sample:agents", "limit": 20, "sets": ("load.speed=2", "bound=false")},
+            r"load.speed=2: in closed loop .*; leave it out",
+            "load.speed",
+        ),
+        (
+            {"sets": ("capacity.unit=sessions", "kernel.page_size=16")},
+            r"capacity.size=1e\+30 sessions is 1.63e\+31 pages of 16 tokens: give at most 16,777,216 pages",
+            "capacity.size",
+        ),
+    ],
+)
+def test_what_no_replay_can_hold_is_refused_before_any_runs(
+    path: Path, changes: dict[str, Any], message: str, field: str
+) -> None:
+    if field == "capacity.size":
+        path.write_text(FILE.replace("size = 1024", "size = 1e30"))
+    with pytest.raises(ConfigError, match=message) as caught:
+        planned(path, **changes)
+    assert caught.value.param == field
 
 
 def test_a_trace_file_is_known_by_its_content(path: Path, tmp_path: Path) -> None:

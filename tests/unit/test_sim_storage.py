@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hotprefix.engine.storage import Storage
+from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import Prefetch, Refresh, TierConfig, Write
 from hotprefix.kernel.plan import Fetch, StepPlan
 from hotprefix.lab.cost.model import Link
@@ -135,8 +137,22 @@ def test_waiting_requests_cost_scheduler_time() -> None:
 
 
 def test_lines_out_of_order_arrive_in_order() -> None:
-    trace = [request("late", [1], arrival=2.0), request("early", [2], arrival=1.0)]
-    assert replay(trace).requests["trace_id"].to_list() == ["early", "late"]
+    """And those of one moment in the trace's order, or, of sessions, in the seed's."""
+    trace = [request("late", [1], arrival=2.0, session="z")]
+    trace += [request(name, [2], arrival=1.0, session=name) for name in "bac"]
+    assert replay(trace).requests["trace_id"].to_list() == ["b", "a", "c", "late"]
+    orders = [replay(trace, seed, loop=Loop.CLOSED).requests["trace_id"].to_list() for seed in range(9)]
+    assert {order[-1] for order in orders} == {"late"}
+    drawn = [np.random.default_rng(seed).permutation(4).tolist() for seed in range(9)]
+    assert orders == [[trace[i].id for i in order if i] + ["late"] for order in drawn]
+
+
+def test_speed_is_refused_where_it_would_change_nothing() -> None:
+    with pytest.raises(
+        ConfigError, match=r"load.speed=2: in closed loop .*; leave it out .*open loop"
+    ) as caught:
+        replay(agents(1, 1), speed=2.0, loop=Loop.CLOSED)
+    assert caught.value.param == "load.speed"
 
 
 def test_with_bounded_concurrency_a_session_begins_when_its_turn_comes() -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hotprefix import __version__
+from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.cost.presets import load_cost
@@ -26,6 +27,7 @@ from hotprefix.lab.experiment.workload import Survey, identity, open_workload, s
 from hotprefix.lab.sim.workload import Loop
 
 PAGE_SIZE = 16  # where a trace has no blocks
+MOST_PAGES = 1 << 24  # of one instance's L1: a replay keeps about 40 bytes for each
 Place = tuple[str, str]  # condition, arm
 
 
@@ -94,10 +96,12 @@ def _runs(chosen: Settings, known: _Known, experiment: Experiment) -> tuple[Repl
         check_bound(config, found.info.block_size or PAGE_SIZE, chosen.load.warm_up)
     seeds = experiment.seeds if _depends_on_seed(chosen, loop) else 1
     what = {**_identity(chosen, config, cost, loop, trace), "bound": experiment.bound}
-    return tuple(
+    tasks = tuple(
         ReplayTask(_hash({**what, "seed": seed}), chosen, config, cost, loop, seed, experiment.bound)
         for seed in range(1, seeds + 1)
     )
+    tasks[0].replay()  # what contradicts itself is refused before anything runs
+    return tasks
 
 
 def _depends_on_seed(chosen: Settings, loop: Loop) -> bool:
@@ -108,11 +112,17 @@ def _depends_on_seed(chosen: Settings, loop: Loop) -> bool:
 
 
 def _kernel(chosen: Settings, found: Survey) -> KernelConfig:
-    """total_pages: whole pages that fit, at least one."""
+    """total_pages: whole pages that fit, at least one. Raises ConfigError."""
     size, unit = chosen.capacity.size, chosen.capacity.unit
     block = found.info.block_size or PAGE_SIZE
     page = kernel(chosen, total_pages=1, page_size=block).page_size
     tokens = {"pages": size * page, "tokens": size, "sessions": size * found.session_tokens}[unit]
+    if tokens > MOST_PAGES * page:
+        raise ConfigError(
+            f"capacity.size={size:g} {unit} is {tokens / page:.3g} pages of {page} tokens: give at most "
+            f"{MOST_PAGES:,} pages ({MOST_PAGES * page:,} tokens)",
+            param="capacity.size",
+        )
     return kernel(chosen, total_pages=max(1, int(tokens // page)), page_size=block)
 
 

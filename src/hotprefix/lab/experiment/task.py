@@ -31,11 +31,10 @@ class ReplayTask:
     seed: int
     bound: bool = False
 
-    def run(self, progress: Callable[[int], None]) -> Output:
-        """Replay. Raises InputError (the trace) and what the simulator raises."""
+    def replay(self) -> Replay:
+        """What is held fixed. Raises ConfigError."""
         chosen, load = self.settings, self.settings.load
-        trace = open_workload(chosen.trace, load, self.seed)
-        replay = Replay(
+        return Replay(
             kernel=self.kernel,
             cost=self.cost,
             instances=chosen.cluster.instances,
@@ -48,8 +47,12 @@ class ReplayTask:
             warm_up=load.warm_up,
             window_s=chosen.window_s,
         )
+
+    def run(self, progress: Callable[[int], None]) -> Output:
+        """Replay. Raises InputError (the trace) and what the simulator raises."""
+        trace = open_workload(self.settings.trace, self.settings.load, self.seed)
         tables = simulate(
-            replay,
+            self.replay(),
             trace,
             seed=self.seed,
             block_size=trace.block_size,

@@ -68,6 +68,12 @@ class Replay:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name}={value}: give a number > 0", param=name)
+        if self.speed != 1 and self.loop is Loop.CLOSED:
+            raise ConfigError(
+                f"load.speed={self.speed:g}: in closed loop a turn follows the answer before it, when that "
+                "comes; leave it out (concurrency makes the load there), or replay in open loop",
+                param="load.speed",
+            )
         if self.warm_up < 0:
             raise ConfigError(f"warm_up={self.warm_up}: give 0 or more", param="warm_up")
 

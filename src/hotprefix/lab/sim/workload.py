@@ -56,7 +56,7 @@ class Workload:
         self._speed = speed
         self._sessions: dict[str, _Session] = {}
         self._waiting: deque[_Session] = deque()
-        self._open: deque[Arrival] = deque()
+        self._first: list[Arrival] = []
         self.size = 0
         if loop is Loop.OPEN:
             self._load_open(items)
@@ -64,7 +64,6 @@ class Workload:
             self._load_closed(items, seed, concurrency)
 
     def _load_open(self, items: Iterable[Item]) -> None:
-        arrivals = []
         for item in items:
             at = item.request.arrival_s
             if at is None:
@@ -72,9 +71,8 @@ class Workload:
                     f"request {item.request.id!r} has no arrival time: replay this trace in closed loop",
                     param="load.loop",
                 )
-            arrivals.append((at / self._speed, item))
-        self._open.extend(arrivals)
-        self.size = len(arrivals)
+            self._first.append((at / self._speed, item))
+        self.size = len(self._first)
 
     def _load_closed(self, items: Iterable[Item], seed: int, concurrency: int | None) -> None:
         sessions: dict[str, _Session] = {}
@@ -101,13 +99,12 @@ class Workload:
     def _begin(self, concurrency: int | None) -> None:
         if concurrency is not None:
             for _ in range(min(concurrency, len(self._waiting))):
-                self._open.extend(self._start(0.0))
+                self._first += self._start(0.0)
             return
-        starts = [
+        self._first += [
             (item.request.arrival_s or 0.0, item) for session in self._waiting for item in session.roots
         ]
         self._waiting.clear()
-        self._open.extend(sorted(starts, key=lambda a: a[0]))
 
     def _start(self, now: float) -> list[Arrival]:
         """The next session's first requests, as far apart as recorded."""
@@ -117,10 +114,11 @@ class Workload:
         first = min((r.request.arrival_s or 0.0 for r in roots), default=0.0)
         return [(now + ((r.request.arrival_s or 0.0) - first), r) for r in roots]
 
-    def initial(self) -> Iterable[Arrival]:
-        """Arrivals that depend on no completion, in order of time."""
-        while self._open:
-            yield self._open.popleft()
+    def initial(self) -> list[Arrival]:
+        """Arrivals that depend on no completion, handed over once; those of one moment in the order in which
+        they are to come."""
+        arrivals, self._first = self._first, []
+        return arrivals
 
     def awaited(self, request: TraceRequest) -> str | None:
         """The kind of the request that this one's end brings about, which an engine reads off its answer (a
