@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
@@ -19,6 +21,7 @@ from hotprefix.kernel.request import Namespace
 from hotprefix.records import schema as sc
 from hotprefix.records.fingerprint import Fingerprinter, load_key
 from hotprefix.records.log import EventLog
+from hotprefix.records.open import open_recorder
 from hotprefix.records.parts import parts_of
 from hotprefix.records.reader import BadLine, ReadReport, read_log
 from hotprefix.records.recorder import Recorder, RecordOptions
@@ -231,6 +234,43 @@ def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="events file"):
         EventLog(tmp_path / "file" / "log.jsonl", HEADER)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("log.txt", "give a name that ends with"),
+        ("file/log.jsonl", "cannot write there: .*; give a file in a folder that can be written"),
+        ("file/deeper/log.parquet", "cannot write there: "),
+        ("shut/log.jsonl", "cannot write there: "),
+        ("shut/deeper/log.jsonl", "cannot write there: "),
+    ],
+)
+def test_a_bad_place_is_found_before_a_model_is_looked_for(tmp_path: Path, name: str, words: str) -> None:
+    from hotprefix.server.run import build
+
+    (tmp_path / "file").write_text("")
+    (tmp_path / "shut").mkdir(0o500)
+    if name.startswith("shut") and os.access(tmp_path / "shut", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    path = str(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"events={path!r}: {words}") as caught:
+        build(EngineConfig(model="no/such/model", events=path), lambda line: None)
+    assert caught.value.param == "events"
+
+
+def test_a_parquet_log_without_its_package_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        open_recorder(EngineConfig(events=str(tmp_path / "log.parquet")))
+
+
+def test_the_folder_is_made_and_nothing_left_in_it(tmp_path: Path) -> None:
+    open_recorder(EngineConfig(events=str(tmp_path / "new" / "log.jsonl")))
+    assert list(tmp_path.iterdir()) == [tmp_path / "new"]
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 # -- damaged logs ---------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """From settings to a recorder. Owns: `open_recorder`.
 
 Rule: reads no environment (the OpenTelemetry SDK reads its own). A recorder always counts which prefixes are
-hot; log, KV events and spans are asked for. What spans need is found wanting here, before a model is loaded.
+hot; log, KV events and spans are asked for. What the log and spans need is found wanting here, before a model
+is loaded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError
 from hotprefix.records.fingerprint import load_key
 from hotprefix.records.kvevents import Form, KVPublisher
+from hotprefix.records.parts import check_place
 from hotprefix.records.recorder import Recorder, RecordOptions
 
 if TYPE_CHECKING:
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
 
 
 def open_recorder(config: EngineConfig) -> Recorder:
-    """What an engine with these settings is watched by. Raises ConfigError (the key file, spans)."""
+    """What an engine with these settings is watched by. Raises ConfigError (log, key file, spans)."""
+    events = Path(config.events) if config.events else None
+    if events is not None:
+        check_place(events)
     address, replay, form = config.kv_events, config.kv_events_replay, Form(config.kv_events_form)
     return Recorder(
         RecordOptions(
             key=load_key(Path(config.events_key_file) if config.events_key_file else None),
-            events=Path(config.events) if config.events else None,
+            events=events,
             make_publisher=(lambda: KVPublisher(address, replay, form=form)) if address else None,
             kv_tokens=config.kv_events_tokens,
             spans=_spans(config.otel) if config.otel is not None else None,

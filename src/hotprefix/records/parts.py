@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +55,24 @@ def next_number(path: Path) -> int:
         return 0
     last = existing[-1]
     return 1 if last == path else int(last.stem.rpartition(".")[2]) + 1
+
+
+def check_place(path: Path) -> None:
+    """Make the log's folder. Raises ConfigError where no log can be written: the name, the folder, or what
+    Parquet needs."""
+    try:
+        next_number(path)
+        if path.suffix == ".parquet":
+            load_arrow()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"events={str(path)!r}: cannot write there: {error.strerror}; give a file in a folder that can "
+            "be written",
+            param="events",
+        ) from error
 
 
 def open_part(path: Path, header: Header) -> Part:
