@@ -173,16 +173,7 @@ if __name__ == "__main__":
 def test_an_interrupt_ends_the_runs_and_keeps_what_is_finished(tmp_path: Path, marks: Path) -> None:
     store = RunStore(tmp_path / "out")
     store.claim("h" * 64, "numbers", force=False)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), *sys.path])}
-    parent = subprocess.Popen(
-        [sys.executable, str(script), str(store.out), str(marks)], env=env, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    while not (store.finished("a") and (marks / "b").exists()):
-        assert parent.poll() is None
-        time.sleep(0.05)
+    parent = _started(tmp_path, store, marks)
     os.killpg(parent.pid, signal.SIGINT)
     assert parent.wait(20) != 0
     while _group_alive(parent.pid):  # the runs' process is gone already, its helper follows the parent
@@ -190,6 +181,30 @@ def test_an_interrupt_ends_the_runs_and_keeps_what_is_finished(tmp_path: Path, m
     assert store.finished("a")
     assert not store.finished("b")
     assert not list(store.runs.glob(".*"))
+
+
+def test_runs_end_with_a_sweep_that_is_killed(tmp_path: Path, marks: Path) -> None:
+    store = RunStore(tmp_path / "out")
+    store.claim("h" * 64, "numbers", force=False)
+    parent = _started(tmp_path, store, marks)
+    parent.kill()
+    parent.communicate()  # returns when the last process that has this pipe is gone
+    assert not store.finished("b")  # nor after the minute it would have taken
+
+
+def _started(tmp_path: Path, store: RunStore, marks: Path) -> subprocess.Popen[bytes]:
+    """A sweep in a process group of its own, whose first run is finished and whose second is under way."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), *sys.path])}
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(store.out), str(marks)], env=env, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    while not (store.finished("a") and (marks / "b").exists()):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    return parent
 
 
 def _group_alive(group: int) -> bool:

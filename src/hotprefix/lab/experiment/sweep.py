@@ -2,13 +2,16 @@
 
 Rules: a run has a process of its own (spawned, so nothing is inherited), and its result comes back as files:
 a run that raises, is killed or runs out of memory costs its own result and nobody else's. Finished runs are
-not done again. An interrupt ends the processes and leaves a folder that the same command continues.
+not done again. An interrupt ends the processes and leaves a folder that the same command continues; so does
+the sweep's own death, however it came about.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -84,11 +87,20 @@ def sweep(tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch) -> None:
 def _child(task: Task, out: Path, done: Any) -> None:
     """The body of a run's process. An interrupt is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def progress(requests: int) -> None:
         done.value = requests
 
     attempt(task, out, progress)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed ends nobody: its runs would go on in a folder that the next sweep works in."""
+    parent = mp.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _verdict(one: _Live, store: RunStore) -> Failure | None:
