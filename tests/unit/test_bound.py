@@ -220,11 +220,13 @@ def test_by_pages_only_complete_ones_count_and_one_token_is_computed() -> None:
     assert clairvoyant(halves, [9])[0].by_request.tolist() == [0, 6, 6]
 
 
-def test_generated_pages_are_there_but_the_last_token_has_no_kv() -> None:
-    """Six prompt tokens grow block 1; the seventh and eighth are generated, and one more for its KV."""
+@pytest.mark.parametrize("prompt", [[0], [0, 1]])
+def test_generated_pages_are_there_but_the_last_token_has_no_kv(prompt: list[int]) -> None:
+    """Six prompt tokens grow block 1, named or not; the seventh and eighth are generated, and one more for
+    its KV."""
     after = request([0, 1, 2], length=12)
     for outputs, hits in ((2, 1), (3, 2)):
-        first = request([0], length=6, answer=[1], outputs=outputs)
+        first = request(prompt, length=6, answer=[1], outputs=outputs)
         assert reused(clairvoyant(read_paths([first, after], BLOCK, BLOCK), [9])[0]) == [0, hits]
 
 

@@ -102,7 +102,8 @@ def _blocks(request: TraceRequest, block_size: int) -> tuple[Units, int]:
 def _pages(request: TraceRequest, block_size: int, page_size: int) -> tuple[Units, int]:
     """As `_blocks`, of complete pages that have KV."""
     blocks, count = _blocks(request, block_size)
-    generated = max(1, request.output_length) - 1 if len(blocks) > count else 0
+    answer = request.output_blocks
+    generated = max(1, request.output_length) - 1 if answer is not None and len(answer) else 0
     each = block_size // page_size
     if each > 1:
         blocks = (blocks.astype(np.int64)[:, None] * each + np.arange(each)).ravel()
