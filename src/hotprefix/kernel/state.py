@@ -11,7 +11,7 @@ from bisect import insort
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.expect import Expected
 from hotprefix.kernel.cache.host import HostTier
-from hotprefix.kernel.cache.node import Match
+from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.config import Capabilities, Eviction, Flight, KernelConfig, Order, TierConfig, Write
@@ -92,6 +92,10 @@ class State:
     def running_count(self) -> int:
         return len(self._running)
 
+    def is_end(self, node: Node) -> bool:
+        """Whether what a running sequence shares ends with this node, so that its next page will hang there."""
+        return any(seq.handle is node for seq in self._running)
+
     def wake_up(self, seqs: list[Sequence]) -> None:
         """Sequences have left the cruise and go on running."""
         for seq in seqs:
@@ -111,8 +115,19 @@ class State:
 
     def relax(self) -> None:
         """One planning pass: what a retraction added to the reserve decays, and is gone at a hundredth."""
-        floor, decayed = self.config.output_reserve, self.reserve * RESERVE_DECAY
-        self.reserve = decayed if decayed > max(floor, RESERVE_GONE) else floor
+        self.reserve = self._relaxed(self.reserve)
+
+    def _relaxed(self, reserve: float) -> float:
+        floor, decayed = self.config.output_reserve, reserve * RESERVE_DECAY
+        return decayed if decayed > max(floor, RESERVE_GONE) else floor
+
+    def decay(self) -> list[float]:
+        """The reserve in the passes to come, until it stays as it is."""
+        reserves, reserve = [], self.reserve
+        while reserve > self.config.output_reserve:
+            reserve = self._relaxed(reserve)
+            reserves.append(reserve)
+        return reserves
 
     # -- entering ---------------------------------------------------------------------------------
 
@@ -259,7 +274,8 @@ class State:
         self._running.remove(seq)
 
     def publish(self, seq: Sequence, tokens: int) -> None:
-        """Make the complete pages below `tokens` visible."""
+        """Make the complete pages below `tokens` visible. What was only planned before is real by now."""
+        self.tables.settled(seq)
         before = seq.shared
         added = self.tables.publish(seq, tokens)
         self.counters.indexed_pages += added
@@ -308,6 +324,7 @@ class State:
             self.l1.tree.expect(seq.pin, Expected.after(self.now, wait))
         if hold is not None:
             handle = self.l1.tree.pin_again(seq.pin)
+            self.sessions.expire(self.now)  # what nobody may hold any more takes no room
             key, tail = (request.namespace, hold), self.tables.windows.tail(seq)
             if not self.sessions.take(key, handle, seq.shared, self.now + request.hold_s, tail):
                 self.l1.tree.unpin(handle)

@@ -341,13 +341,18 @@ class PrefixTree:
         copying a long parent for, so that an answer of n pages costs n log n, not n².
         """
         parent = node.parent
-        if (
+        while not (
             parent is None or parent.parent is None or node.planned or parent.planned
             or len(parent.children) != 1 or parent.pins != 1 or parent.hits or node.hits or parent.expected
             or node.pins != 1 or parent.priority != node.priority
             or MERGE_FROM * len(node.pages) < len(parent.pages)
         ):  # fmt: skip
-            return node
+            self._join(parent, node)
+            node, parent = parent, parent.parent
+        return node
+
+    def _join(self, parent: Node, node: Node) -> None:
+        """A run goes on where the one below it ended."""
         parent.key += node.key
         parent.pages += node.pages
         parent.children = node.children
@@ -361,7 +366,6 @@ class PrefixTree:
         node.cuts += 1
         node.pages, node.pins, node.children = [], 0, {}
         self.nodes -= 1
-        return parent
 
     def _prune_heap(self) -> None:
         if len(self._heap) > 2 * self.nodes + 64:

@@ -9,7 +9,8 @@ request is never a victim, so somebody always finishes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence as List
 from enum import Enum
 from math import ceil
 
@@ -17,6 +18,9 @@ from hotprefix.kernel.config import Order
 from hotprefix.kernel.sched.order import CACHE_AWARE, Candidate, arranged
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State
+
+
+NEVER = 1 << 30
 
 
 class Verdict(Enum):
@@ -100,7 +104,7 @@ class Admission:
         s = self._s
         at = (s.step, s.tables.changes, s.reserve)
         if at != self._owed_at:
-            self._owed_at, self._owed_pages = at, self._owed(s.awake) + s.cruise.owed(s.reserve)
+            self._owed_at, self._owed_pages = at, self._owed_by_all(s.reserve)
         if self.need(seq) - cached_pages + self._owed_pages > s.l1.vacant:
             return False
         return not s.l1.groups or self._frames_fit(seq)
@@ -112,14 +116,36 @@ class Admission:
         owed = [(q, _pages(q, 1.0, s.config.page_size)) for q in s.running]
         return s.tables.windows.fit(_pages(seq, 1.0, s.config.page_size), match, owed)
 
-    def need(self, seq: Sequence) -> int:
-        """Pages the sequence will hold at the end of its reserved outputs."""
-        share = 1.0 if seq.retractions else self._s.reserve
-        return _pages(seq, share, self._s.config.page_size)
+    def passes_shut(self, tried: List[Sequence]) -> int:
+        """Passes, this one included, in which none of these fits, who did not in this one. What running ones are
+        owed never shrinks while they only decode, so it takes a reserve that decays to let anybody in."""
 
-    def _owed(self, running: Iterable[Sequence]) -> int:
-        """Pages that running sequences lack of what they will hold at the end of their reserved outputs."""
-        share, page, owed = self._s.reserve, self._s.config.page_size, 0
+        def open_at(share: float) -> bool:
+            return any(self._would_fit(seq, share) for seq in tried)
+
+        return (
+            1 + bisect_left(self._s.decay(), True, key=open_at)
+            if open_at(self._s.config.output_reserve)
+            else NEVER
+        )
+
+    def _would_fit(self, seq: Sequence, share: float) -> bool:
+        """`fits`, without layer groups, as if that were the reserve."""
+        need = self.need(seq, share) - self._cached_pages(seq)
+        return need + self._owed_by_all(share) <= self._s.l1.vacant
+
+    def need(self, seq: Sequence, share: float | None = None) -> int:
+        """Pages the sequence will hold at the end of its reserved outputs. share: of them, None = the reserve."""
+        if seq.retractions:
+            share = 1.0
+        return _pages(seq, self._s.reserve if share is None else share, self._s.config.page_size)
+
+    def _owed_by_all(self, share: float) -> int:
+        return self._owed(self._s.awake, share) + self._s.cruise.owed(share)
+
+    def _owed(self, running: Iterable[Sequence], share: float) -> int:
+        """Pages that running sequences lack of what they will hold at the end of that share of their outputs."""
+        page, owed = self._s.config.page_size, 0
         for seq in running:
             lacks = _pages(seq, share, page) - len(seq.table)
             if lacks > 0:
@@ -168,7 +194,9 @@ class Admission:
         cached = sum(page in held for page in s.l1.tree.pages_of(match)) if match else 0
         if not s.tables.windows.fit_alone(_pages(q, 1.0, s.config.page_size) for q in (head, *stay)):
             return False
-        return self.need(head) - cached + self._owed(stay) <= s.config.total_pages - len(held)
+        return self.need(head) - cached + self._owed(stay, self._s.reserve) <= s.config.total_pages - len(
+            held
+        )
 
     def _cached_pages(self, seq: Sequence) -> int:
         """Pages of the match that take nothing from what is available: those protected already."""

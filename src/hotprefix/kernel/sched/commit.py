@@ -80,6 +80,8 @@ class Committer:
             return s.end(seq, Finish.STOP, token)
         if seq.outputs >= request.max_tokens:
             return s.end(seq, Finish.LENGTH, token)
+        if not seq.computed % s.config.page_size:
+            self._publish(seq)
         return progress_of(seq, token)
 
     def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress:
@@ -134,7 +136,6 @@ class Committer:
 
     def _publish(self, seq: Sequence) -> None:
         s = self._s
-        s.tables.settled(seq)
         s.publish(seq, publishable(s.rules, seq, ended=False))
         s.save_published(seq)
 

@@ -52,12 +52,15 @@ class Cruise:
     def __len__(self) -> int:
         return len(self._lanes)
 
-    @property
-    def still(self) -> int:
-        """Positions that every member can gain before one of them is due; there is at least one member."""
+    def still(self, beyond: int) -> int:
+        """Positions that every member can gain before one of them is due, or that many beyond (0 or 1: its page
+        may be completed) where it has outputs left; there is at least one member."""
         while self._gone(self._due[0]):
             heappop(self._due)
-        return self._due[0][0] - self._clock
+        first = self._due[0][0]
+        if beyond:
+            first = min(first + beyond, *(lane.end for lane in self._lanes.values()))
+        return first - self._clock
 
     # -- members ----------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from hotprefix.kernel.config import Order
 from hotprefix.kernel.plan import Admission as AdmissionRecord
 from hotprefix.kernel.plan import Chunk, Stall, StepPlan
 from hotprefix.kernel.request import RequestId
-from hotprefix.kernel.sched.admit import Admission, Verdict
+from hotprefix.kernel.sched.admit import NEVER, Admission, Verdict
+from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.state import State
@@ -40,11 +41,13 @@ class Planner:
         self._places: list[int] = []
         self._admitted: list[AdmissionRecord] = []
         self._retracted: list[RequestId] = []
+        self._blocked: list[Sequence] = []
 
     def plan(self) -> StepPlan:
         s = self._s
         s.step += 1
         self._chunks, self._places, self._admitted, self._retracted = [], [], [], []
+        self._blocked = []
         self._prefilled = False
         s.relax()
         s.sessions.expire(s.now)
@@ -75,11 +78,9 @@ class Planner:
     def _repeat(self) -> int:
         """How often the step may run before anything would be decided.
 
-        Only where all that runs decodes, and up to the step before one of them completes a page, its
-        outputs, a window lets go of a page or a refresh is due: no page is allocated, published or returned
-        until then. A request that
-        waits for room could not start meanwhile either: what running ones are owed never shrinks, once
-        the reserve has decayed to its floor.
+        Only where all that runs decodes, and up to the step that completes a page of one of them, its outputs,
+        before a window lets go of a page or a refresh is due: no page is allocated or returned until then, and
+        none published.
         """
         s = self._s
         if (
@@ -90,21 +91,41 @@ class Planner:
             or len(self._chunks) + len(s.cruise) != s.running_count
         ):
             return 1
-        room_may_come = (
-            s.prefetch is not None or s.preempts or len(s.sessions) or s.reserve > s.config.output_reserve
-        )
-        if len(s.queue) and s.slots and room_may_come:
-            return 1
-        page, most = s.config.page_size, self._refresh.passes_left()
+        page, most = s.config.page_size, min(self._refresh.passes_left(), self._passes_shut())
+        beyond = self._may_complete()
         if len(s.cruise):
-            most = min(most, s.cruise.still)
+            most = min(most, s.cruise.still(beyond))
         for seq in s.awake:
-            most = min(most, page - 1 - seq.computed % page, seq.outputs_left)
+            most = min(most, page - 1 + beyond - seq.computed % page, seq.outputs_left)
             if s.l1.groups:
                 most = min(most, s.tables.windows.still(seq))
             if seq.computed < seq.target:
                 return 1
         return max(1, most)
+
+    def _passes_shut(self) -> int:
+        """Passes in which nobody who waits could start."""
+        s = self._s
+        if not (len(s.queue) and s.slots):
+            return NEVER
+        if s.prefetch is not None or s.preempts or len(s.sessions):
+            return 1
+        if s.reserve <= s.config.output_reserve:
+            return NEVER
+        return self._admission.passes_shut(self._blocked) if not s.l1.groups else 1
+
+    def _may_complete(self) -> int:
+        """1 where the last of the repeats may complete pages: nobody who waits could start on one that is
+        planned, whose place in the queue depends on no page either. 0 where that is not sure."""
+        s = self._s
+        if s.l1.groups:
+            return 0
+        if not len(s.queue) or not s.rules.outputs_each_step:
+            return 1
+        if s.prefetch is not None or s.config.order in CACHE_AWARE:
+            return 0
+        matches = [seq.memo for seq in self._blocked]
+        return int(all(match is not None and not s.is_end(match.node) for match in matches))
 
     def _plan_batch(self) -> None:
         s = self._s
@@ -285,6 +306,7 @@ class Planner:
                 self._start(seq)
             elif verdict is Verdict.BLOCKED:
                 blocked += 1
+                self._blocked.append(seq)
                 if blocked > s.config.lookahead or seq.overtaken >= s.config.max_overtakes:
                     return
 
