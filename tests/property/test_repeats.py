@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,7 +89,7 @@ class Program:
         return [e for e in self.events if not isinstance(e, ev.Stepped | ev.Stalled | ev.Published)]
 
     def published(self) -> list[tuple[str, int]]:
-        """A page that the last of many repeats completes is told of when it is there, not when it is planned."""
+        """A page that the last of many repeats completes is told of when it is there, not planned."""
         return [(e.request, e.pages) for e in self.events if isinstance(e, ev.Published)]
 
     def work(self) -> tuple[int, ...]:
@@ -122,3 +123,30 @@ def test_long_answers_are_planned_once_a_page() -> None:
     assert [p.repeat for p in plans] == [1, 12, *([16] * 5), 7]
     assert program.longest == 16
     program.d.assert_cold_equal()
+
+
+@pytest.mark.parametrize("order", [Order.FCFS, Order.LPM])
+def test_a_page_that_lets_somebody_in_ends_the_repeats(order: Order) -> None:
+    """Who waits for room continues what the running one is saying: with its next page complete, it fits; and
+    under `lpm` it goes before another who does not."""
+    alone = Program({}, 64, 8, True, many=False).run([(0, 0, 8, 30, 0, None)])
+    said = alone.d.prompts["r0"] + alone.d.outputs["r0"]
+    other = [(31 * i + 5) % 97 for i in range(39)]
+    admitted = []
+    for many in (False, True):
+        program = Program({"order": order, "lookahead": 0, "output_reserve": 0.0}, 5, 8, True, many)
+        d = program.d
+        d.submit("before", other[:8], 1)
+        while d.now < 1:
+            program._step(1)
+        d.submit("first", said[:8], 30)
+        while d.now < 4:
+            program._step(4)
+        if order is Order.LPM:
+            d.submit("large", other, 1)
+        d.submit("second", said[:38], 1)
+        while d.kernel.has_work:
+            program._step(10**9)
+        admitted.append({e.request: e.now for e in program.events if isinstance(e, ev.Admitted)})
+    assert admitted[0] == admitted[1]
+    assert 4 < admitted[0]["second"] < 30

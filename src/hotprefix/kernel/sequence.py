@@ -31,6 +31,7 @@ class Sequence:
     L2 and L3. saved: leading pages whose copy in L2 was seen to. fetch: the L3 fetch it waits for;
     from_storage: the pages [first, last) that one brought to L2. highest: most positions ever reached;
     recomputed: positions below it that were computed again.
+    shut: with which match, room given back and reserve it was found not to fit.
     usable: what of `memo` all layer groups can go on from, with what it was derived from. windows: per
     layer group, the first page index its window covers. place: grows from admission to admission, so that the
     running batch is in its order. since, due: while it cruises (cruise.py), from and to which clock.
@@ -39,12 +40,10 @@ class Sequence:
     __slots__ = (
         "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
         "computed_total", "dirty_from", "due", "executed", "failures", "fetch", "fetch_decided",
-        "from_storage",
-        "handle", "highest", "host", "key", "known", "last", "length", "matched_at_enqueue", "memo",
-        "outputs", "overtaken", "phase", "place", "recomputed", "request", "retractions", "saved", "serial",
-        "shared",
-        "since", "slot", "storage", "suspect_until", "table", "target", "target_key",
-        "usable", "windows",
+        "from_storage", "handle", "highest", "host", "key", "known", "last", "length", "matched_at_enqueue",
+        "memo", "outputs", "overtaken", "phase", "place", "recomputed", "request", "retractions", "saved",
+        "serial", "shared", "shut", "since", "slot", "storage", "suspect_until", "table", "target",
+        "target_key", "usable", "windows",
     )  # fmt: skip
 
     def __init__(self, request: Request, serial: int, arrival: float) -> None:
@@ -69,6 +68,7 @@ class Sequence:
         self.due = 0
         self.dirty_from = 0
         self.memo: Match | None = None
+        self.shut: tuple[Match, tuple[int, int], float] | None = None
         self.usable: tuple[Match, int, Match | None] | None = None
         self.windows: list[int] = []
         self.overtaken = 0
@@ -154,7 +154,6 @@ class Sequence:
         self.handle = None
         self.slot = -1
         self.dirty_from = 0
-        self.memo = None
-        self.usable = None
+        self.memo = self.usable = self.shut = None
         self.saved = 0
         self.adopted = self.adopted_host = self.adopted_storage = 0

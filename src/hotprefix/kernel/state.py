@@ -32,6 +32,15 @@ RESERVE_DECAY = 0.98
 RESERVE_GONE = 0.01
 
 
+def reserves_to(floor: float) -> tuple[float, ...]:
+    """The reserve after a retraction, pass by pass: it decays, and is gone at a hundredth."""
+    reserves = [1.0]
+    while reserves[-1] > floor:
+        decayed = reserves[-1] * RESERVE_DECAY
+        reserves.append(decayed if decayed > max(floor, RESERVE_GONE) else floor)
+    return tuple(reserves)
+
+
 class State:
     """See the module's rules. reserve: the over-commit's current share of outputs kept free. preempts:
     waiting requests may push less important running ones aside. checkpoints: chunks must stop at a prompt's
@@ -59,6 +68,8 @@ class State:
         self.parked = 0
         self.sessions = SessionHolds(self.l1.tree, config.session_pages)
         self.slots = list(range(config.max_running - 1, -1, -1))
+        self._reserves = reserves_to(config.output_reserve)
+        self._relaxed = len(self._reserves) - 1
         self.reserve = config.output_reserve
         self.preempts = config.preemption and config.order is Order.PRIORITY
         exact = config.flight in (Flight.EXACT_FINISH, Flight.EXACT_PREFILL) and config.prefix_cache
@@ -89,11 +100,16 @@ class State:
         return self._running
 
     @property
+    def given_back(self) -> tuple[int, int]:
+        """Changes whenever room may have been gained in L1."""
+        return self.tables.given_back, self.l1.tree.unprotected
+
+    @property
     def running_count(self) -> int:
         return len(self._running)
 
     def is_end(self, node: Node) -> bool:
-        """Whether what a running sequence shares ends with this node, so that its next page will hang there."""
+        """Whether what a running sequence shares ends with this node: its next page will hang there."""
         return any(seq.handle is node for seq in self._running)
 
     def wake_up(self, seqs: list[Sequence]) -> None:
@@ -109,25 +125,22 @@ class State:
     def ran(self, repeats: int) -> None:
         """The plan in flight has run that many times: as many passes have gone by."""
         self.step += repeats - 1
-        if self.reserve > self.config.output_reserve:
-            for _ in range(repeats - 1):
-                self.relax()
+        if self._relaxed < len(self._reserves) - 1:
+            self.relax(repeats - 1)
 
-    def relax(self) -> None:
-        """One planning pass: what a retraction added to the reserve decays, and is gone at a hundredth."""
-        self.reserve = self._relaxed(self.reserve)
+    def relax(self, passes: int = 1) -> None:
+        """Planning passes: what a retraction added to the reserve decays."""
+        self._relaxed = min(self._relaxed + passes, len(self._reserves) - 1)
+        self.reserve = self._reserves[self._relaxed]
 
-    def _relaxed(self, reserve: float) -> float:
-        floor, decayed = self.config.output_reserve, reserve * RESERVE_DECAY
-        return decayed if decayed > max(floor, RESERVE_GONE) else floor
+    def reserve_all(self) -> None:
+        """There was too little room: keep all outputs' share free for a while."""
+        self._relaxed, self.reserve = 0, 1.0
 
-    def decay(self) -> list[float]:
-        """The reserve in the passes to come, until it stays as it is."""
-        reserves, reserve = [], self.reserve
-        while reserve > self.config.output_reserve:
-            reserve = self._relaxed(reserve)
-            reserves.append(reserve)
-        return reserves
+    @property
+    def coming_reserves(self) -> tuple[float, ...]:
+        """In the passes to come, until it stays as it is."""
+        return self._reserves[self._relaxed + 1 :]
 
     # -- entering ---------------------------------------------------------------------------------
 

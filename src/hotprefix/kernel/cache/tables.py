@@ -19,12 +19,14 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
 class Tables:
-    """Page-table operations over one L1. changes: grows whenever a table gets longer or is given back."""
+    """Page-table operations over one L1. changes: grows whenever a table gets longer or is given back.
+    given_back: whenever a sequence lets go of pages, or need not take all that it was owed."""
 
     def __init__(self, l1: Tier) -> None:
         self._l1 = l1
         self._page = l1.page_size
         self.changes = 0
+        self.given_back = 0
         self.windows = Windows(l1.groups, l1.page_size)
 
     def lookup(self, seq: Sequence) -> Match | None:
@@ -100,6 +102,7 @@ class Tables:
         seq.handle = tree.repin(seq.pin, match)
         seq.shared = after
         self.changes += 1
+        self.given_back += 1
         seq.dirty_from = min(seq.dirty_from, before)
         gained = after * self._page - seq.computed
         seq.computed = after * self._page
@@ -139,6 +142,7 @@ class Tables:
         seq.handle = inserted.handle
         seq.shared = last
         if duplicates:
+            self.given_back += 1
             self.windows.replace(seq, first, duplicates, inserted.pages[: len(duplicates)])
             seq.table[first:last] = inserted.pages
             seq.dirty_from = min(seq.dirty_from, first)
@@ -183,6 +187,7 @@ class Tables:
         seq.table = []
         seq.shared = 0
         self.changes += 1
+        self.given_back += 1
 
     def _key(self, seq: Sequence, first: int, last: int) -> bytes:
         width = self._page * TOKEN_BYTES

@@ -38,7 +38,7 @@ class Inserted(NamedTuple):
 class PrefixTree:
     """Radix trees of page-aligned int32 token runs. before_evict(leaf, pages): told before an eviction takes
     that many pages off a leaf's tail. watch: told of every real page that comes and goes, on every path.
-    Neither may change the tree."""
+    Neither may change the tree. unprotected: grows when a run is pinned no longer."""
 
     def __init__(self, page_size: int, policy: Policy) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
@@ -51,6 +51,7 @@ class PrefixTree:
         self.nodes = 0
         self.total_pages = 0
         self.protected_pages = 0
+        self.unprotected = 0
         self.before_evict: Callable[[Node, int], None] | None = None
         self.watch: TreeWatch | None = None
 
@@ -160,6 +161,7 @@ class PrefixTree:
             if node.pins:
                 return
             self.protected_pages -= len(node.pages)
+            self.unprotected += 1
             if node.parent is None:
                 self._drop_root_if_empty(node)
             elif not node.children:

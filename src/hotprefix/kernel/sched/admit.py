@@ -10,7 +10,7 @@ request is never a victim, so somebody always finishes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence as List
+from collections.abc import Iterable
 from enum import Enum
 from math import ceil
 
@@ -18,7 +18,6 @@ from hotprefix.kernel.config import Order
 from hotprefix.kernel.sched.order import CACHE_AWARE, Candidate, arranged
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State
-
 
 NEVER = 1 << 30
 
@@ -39,14 +38,14 @@ class Admission:
 
     # -- order ------------------------------------------------------------------------------------
 
-    def ordered(self) -> list[Sequence]:
+    def ordered(self) -> Iterable[Sequence]:
         """Waiting sequences in the order to try them; suspects of a failed step wait for their turn
         alone."""
         s = self._s
-        waiting = s.queue.snapshot()
-        if s.suspects:
-            waiting = [seq for seq in waiting if seq.request.id not in s.suspects]
         order = s.config.order
+        if order is Order.FCFS and not s.suspects:
+            return s.queue.walk()
+        waiting = [seq for seq in s.queue if seq.request.id not in s.suspects]
         if order is Order.FCFS:
             return waiting
         candidates = [self._candidate(seq, order) for seq in waiting]
@@ -75,6 +74,14 @@ class Admission:
 
     # -- admission --------------------------------------------------------------------------------
 
+    def shut(self, seq: Sequence) -> bool:
+        """Whether a sequence that did not fit is known not to fit now: the same match, the same reserve, and
+        nothing has been given back since. What running ones are owed shrinks by no more than they take."""
+        if seq.shut is None:
+            return False
+        s, (match, given_back, reserve) = self._s, seq.shut
+        return match.current and given_back == s.given_back and reserve == s.reserve
+
     def attempt(self, seq: Sequence) -> Verdict:
         """Admit the sequence if it may run now."""
         s = self._s
@@ -83,6 +90,10 @@ class Admission:
         match = s.tables.lookup(seq) if s.config.prefix_cache else None
         if match is not None and match.planned and not s.rules.read_planned:
             return Verdict.PAUSED
+        if not s.l1.groups and not self._would_fit(seq, s.reserve):
+            if match is not None and s.prefetch is None:  # else it may have to wait for L3, next time
+                seq.shut = match, s.given_back, s.reserve
+            return Verdict.BLOCKED
         if match is None or not match.pages:
             if not self.fits(seq, 0):
                 return Verdict.BLOCKED
@@ -102,10 +113,7 @@ class Admission:
         """Pages for the whole target and the reserved outputs, beside what running ones are owed; in each
         layer group frames for its window."""
         s = self._s
-        at = (s.step, s.tables.changes, s.reserve)
-        if at != self._owed_at:
-            self._owed_at, self._owed_pages = at, self._owed_by_all(s.reserve)
-        if self.need(seq) - cached_pages + self._owed_pages > s.l1.vacant:
+        if self.need(seq) - cached_pages + self._owed_by_all(s.reserve) > s.l1.vacant:
             return False
         return not s.l1.groups or self._frames_fit(seq)
 
@@ -116,18 +124,15 @@ class Admission:
         owed = [(q, _pages(q, 1.0, s.config.page_size)) for q in s.running]
         return s.tables.windows.fit(_pages(seq, 1.0, s.config.page_size), match, owed)
 
-    def passes_shut(self, tried: List[Sequence]) -> int:
-        """Passes, this one included, in which none of these fits, who did not in this one. What running ones are
-        owed never shrinks while they only decode, so it takes a reserve that decays to let anybody in."""
+    def passes_shut(self, tried: list[Sequence]) -> int:
+        """Passes, this one included, in which none of these fits, who did not in this one. What running ones
+        are owed never shrinks while they only decode, so it takes a reserve that decays to let anybody in."""
+        shares = self._s.coming_reserves
 
         def open_at(share: float) -> bool:
             return any(self._would_fit(seq, share) for seq in tried)
 
-        return (
-            1 + bisect_left(self._s.decay(), True, key=open_at)
-            if open_at(self._s.config.output_reserve)
-            else NEVER
-        )
+        return 1 + bisect_left(shares, True, key=open_at) if open_at(shares[-1]) else NEVER
 
     def _would_fit(self, seq: Sequence, share: float) -> bool:
         """`fits`, without layer groups, as if that were the reserve."""
@@ -135,16 +140,20 @@ class Admission:
         return need + self._owed_by_all(share) <= self._s.l1.vacant
 
     def need(self, seq: Sequence, share: float | None = None) -> int:
-        """Pages the sequence will hold at the end of its reserved outputs. share: of them, None = the reserve."""
+        """Pages the sequence will hold at the end of that share of its outputs, None = the reserve."""
         if seq.retractions:
             share = 1.0
         return _pages(seq, self._s.reserve if share is None else share, self._s.config.page_size)
 
     def _owed_by_all(self, share: float) -> int:
-        return self._owed(self._s.awake, share) + self._s.cruise.owed(share)
+        s = self._s
+        at = (s.step, s.tables.changes, share)
+        if at != self._owed_at:
+            self._owed_at, self._owed_pages = at, self._owed(s.awake, share) + s.cruise.owed(share)
+        return self._owed_pages
 
     def _owed(self, running: Iterable[Sequence], share: float) -> int:
-        """Pages that running sequences lack of what they will hold at the end of that share of their outputs."""
+        """Pages that running sequences lack of what they will hold at the end of that share of outputs."""
         page, owed = self._s.config.page_size, 0
         for seq in running:
             lacks = _pages(seq, share, page) - len(seq.table)

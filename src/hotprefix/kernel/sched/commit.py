@@ -184,8 +184,8 @@ class Committer:
         s = self._s
         if plan.restores:
             s.estimates.restore.learn(outcome.restore_s, len(plan.restores))
-        prefill = _prefill_tokens(plan)
-        if prefill >= MIN_PREFILL and prefill >= PREFILL_SHARE * plan.batched_tokens:
+        prefill, total = _tokens(plan)
+        if prefill >= MIN_PREFILL and prefill >= PREFILL_SHARE * total:
             s.estimates.compute.learn(s.now - s.planned_at - outcome.restore_s, prefill)
 
     # -- failure ----------------------------------------------------------------------------------
@@ -220,13 +220,12 @@ class Committer:
         s.counters.steps += repeats
         s.counters.failed_steps += not ok
         if s.emit.on:
-            now = s.l1.occupancy()
-            prefill = _prefill_tokens(plan)
-            decode = (plan.batched_tokens - prefill) * repeats
+            prefill, total = _tokens(plan)
+            tree = s.l1.tree
             s.emit(
                 ev.Stepped(
-                    s.now, plan.step, ok, prefill, decode, s.running_count,
-                    len(s.queue) + s.parked, now.free, now.evictable, now.protected,
+                    s.now, plan.step, ok, prefill, (total - prefill) * repeats, s.running_count,
+                    len(s.queue) + s.parked, s.l1.pool.free, tree.evictable_pages, tree.protected_pages,
                 )
             )  # fmt: skip
 
@@ -239,8 +238,15 @@ def _first(told: tuple[int, Progress | None]) -> int:
     return told[0]
 
 
-def _prefill_tokens(plan: StepPlan) -> int:
-    return sum(c.stop - c.start for c in plan.chunks.written if c.prefill)
+def _tokens(plan: StepPlan) -> tuple[int, int]:
+    """(of prefills, in all)"""
+    prefill, total = 0, plan.chunks.inside
+    for chunk in plan.chunks.written:
+        count = len(chunk.tokens) // tk.TOKEN_BYTES
+        total += count
+        if chunk.prefill:
+            prefill += count
+    return prefill, total
 
 
 def _check(plan: StepPlan, outcome: StepOutcome) -> None:

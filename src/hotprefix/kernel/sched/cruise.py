@@ -53,8 +53,8 @@ class Cruise:
         return len(self._lanes)
 
     def still(self, beyond: int) -> int:
-        """Positions that every member can gain before one of them is due, or that many beyond (0 or 1: its page
-        may be completed) where it has outputs left; there is at least one member."""
+        """Positions that every member can gain before one of them is due, or that many beyond (0 or 1: its
+        page may be completed) where it has outputs left; there is at least one member."""
         while self._gone(self._due[0]):
             heappop(self._due)
         first = self._due[0][0]

@@ -78,9 +78,9 @@ class Planner:
     def _repeat(self) -> int:
         """How often the step may run before anything would be decided.
 
-        Only where all that runs decodes, and up to the step that completes a page of one of them, its outputs,
-        before a window lets go of a page or a refresh is due: no page is allocated or returned until then, and
-        none published.
+        Only where all that runs decodes, up to the step that completes one's outputs, or a page where that
+        decides nothing, and before a window lets go of a page or a refresh is due: no page is allocated,
+        published or returned until then.
         """
         s = self._s
         if (
@@ -110,7 +110,7 @@ class Planner:
             return NEVER
         if s.prefetch is not None or s.preempts or len(s.sessions):
             return 1
-        if s.reserve <= s.config.output_reserve:
+        if not s.coming_reserves:
             return NEVER
         return self._admission.passes_shut(self._blocked) if not s.l1.groups else 1
 
@@ -301,7 +301,8 @@ class Planner:
         for seq in self._admission.ordered():
             if not (self._budget and s.slots) or (above is not None and seq.request.priority >= above):
                 return
-            verdict = self._admission.attempt(seq) if self._can_start(seq) else Verdict.BLOCKED
+            shut = self._admission.shut(seq) or not self._can_start(seq)
+            verdict = Verdict.BLOCKED if shut else self._admission.attempt(seq)
             if verdict is Verdict.ADMITTED:
                 self._start(seq)
             elif verdict is Verdict.BLOCKED:
@@ -338,7 +339,7 @@ class Planner:
 
     def _retract(self, seq: Sequence, reason: str) -> None:
         self._s.retract(seq, reason)
-        self._s.reserve = 1.0
+        self._s.reserve_all()
         self._retracted.append(seq.request.id)
 
     # -- stall ------------------------------------------------------------------------------------

@@ -44,8 +44,13 @@ class WaitingQueue:
         for earlier in self._items[:at]:
             earlier.overtaken += 1
 
-    def snapshot(self) -> list[Sequence]:
-        return list(self._items)
+    def walk(self) -> Iterator[Sequence]:
+        """All in order; the one given last may be taken out meanwhile."""
+        at = 0
+        while at < len(self._items):
+            seq = self._items[at]
+            yield seq
+            at += at < len(self._items) and self._items[at] is seq
 
 
 def _serial(seq: Sequence) -> int:
