@@ -40,8 +40,8 @@ class Sequence:
     __slots__ = (
         "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
         "computed_total", "dirty_from", "due", "executed", "failures", "fetch", "fetch_decided",
-        "from_storage", "handle", "highest", "host", "key", "known", "last", "length", "matched_at_enqueue",
-        "memo", "outputs", "overtaken", "phase", "place", "recomputed", "request", "retractions", "saved",
+        "from_storage", "handle", "highest", "host", "last", "length", "matched_at_enqueue", "memo",
+        "outputs", "overtaken", "phase", "place", "recomputed", "request", "retractions", "said", "saved",
         "serial", "shared", "shut", "since", "slot", "storage", "suspect_until", "table", "target",
         "target_key", "usable", "windows",
     )  # fmt: skip
@@ -51,10 +51,9 @@ class Sequence:
         self.serial = serial
         self.arrival = arrival
         self.phase = Phase.WAITING
-        self.known = bytearray(request.tokens)
+        self.said = bytearray()
         self.length = request.prompt_len
         self.last = request.tokens[-tk.TOKEN_BYTES :]
-        self.key = self.known if request.cache_key is None else bytearray(request.cache_key)
         self.target = request.prompt_len
         self.target_key = request.key
         self.computed = 0
@@ -131,12 +130,18 @@ class Sequence:
     def owned(self) -> list[int]:
         return self.table[self.shared :]
 
+    def known(self, start: int, stop: int) -> bytes:
+        """The tokens of positions [start, stop)."""
+        return _cut(self.request.tokens, self.said, start * tk.TOKEN_BYTES, stop * tk.TOKEN_BYTES)
+
+    def key(self, start: int, stop: int) -> bytes:
+        """What identifies positions [start, stop) in the cache."""
+        return _cut(self.request.key, self.said, start * tk.TOKEN_BYTES, stop * tk.TOKEN_BYTES)
+
     def append(self, sampled: int | bytes) -> int:
         """One sampled token, or several, become known; the last, returned, has no KV yet (handed case 24)."""
         words = sampled if isinstance(sampled, bytes) else tk.word(sampled)
-        self.known += words
-        if self.key is not self.known:
-            self.key += words
+        self.said += words
         count = len(words) // tk.TOKEN_BYTES
         self.length += count
         self.outputs += count
@@ -147,7 +152,7 @@ class Sequence:
         """Back to waiting with everything known so far as the new prefill target."""
         self.phase = Phase.WAITING
         self.target = self.length
-        self.target_key = bytes(self.key)
+        self.target_key = self.request.key + self.said
         self.computed = 0
         self.table = []
         self.shared = 0
@@ -157,3 +162,13 @@ class Sequence:
         self.memo = self.usable = self.shut = None
         self.saved = 0
         self.adopted = self.adopted_host = self.adopted_storage = 0
+
+
+def _cut(prompt: bytes, said: bytearray, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of a prompt and what follows it; a long prompt is never copied to be added to."""
+    end = len(prompt)
+    if stop <= end:
+        return prompt[start:stop]
+    if start >= end:
+        return bytes(said[start - end : stop - end])
+    return prompt[start:] + said[: stop - end]

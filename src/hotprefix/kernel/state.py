@@ -26,7 +26,6 @@ from hotprefix.kernel.sched.publish import publishable, rules_for
 from hotprefix.kernel.sched.queue import WaitingQueue
 from hotprefix.kernel.sched.sessions import SessionHolds
 from hotprefix.kernel.sequence import Phase, Sequence
-from hotprefix.kernel.tokens import TOKEN_BYTES
 
 RESERVE_DECAY = 0.98
 RESERVE_GONE = 0.01
@@ -234,8 +233,8 @@ class State:
     def save(self, seq: Sequence, pages: int) -> None:
         """See to a copy of the sequence's first `pages` pages in L2."""
         if self.host is not None and pages > seq.saved:
-            width = self.config.page_size * TOKEN_BYTES
-            self.host.save(seq.request.namespace, bytes(seq.key[: pages * width]), seq.table[:pages])
+            key = seq.key(0, pages * self.config.page_size)
+            self.host.save(seq.request.namespace, key, seq.table[:pages])
             seq.saved = pages
 
     def save_published(self, seq: Sequence) -> None:
@@ -280,8 +279,7 @@ class State:
             self.publish(seq, publishable(self.rules, seq, ended=True))
             self.save_published(seq)
             if self.prefetch is not None and self.host is not None and seq.shared:
-                width = seq.shared * self.config.page_size * TOKEN_BYTES
-                self.host.used(seq.request.namespace, bytes(seq.key[:width]))
+                self.host.used(seq.request.namespace, seq.key(0, seq.shared * self.config.page_size))
         self.tables.release(seq)
         self.slots.append(seq.slot)
         self._running.remove(seq)

@@ -15,7 +15,6 @@ from hotprefix.kernel.cache.node import Match
 from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.cache.windows import Windows
 from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
 class Tables:
@@ -134,7 +133,9 @@ class Tables:
             return 0
         first = seq.shared
         own = seq.table[first:last]
-        inserted = self._l1.tree.insert(seq.pin, self._key(seq, first, last), own, seq.request.priority)
+        inserted = self._l1.tree.insert(
+            seq.pin, seq.key(first * self._page, last * self._page), own, seq.request.priority
+        )
         if not inserted.pages:
             return 0
         duplicates = own[: len(own) - inserted.added]
@@ -160,7 +161,7 @@ class Tables:
         first = seq.shared
         if last <= first:
             return 0
-        key = self._key(seq, first, last)
+        key = seq.key(first * self._page, last * self._page)
         tree = self._l1.tree
         if tree.continues(seq.pin, key):
             return 0
@@ -188,9 +189,3 @@ class Tables:
         seq.shared = 0
         self.changes += 1
         self.given_back += 1
-
-    def _key(self, seq: Sequence, first: int, last: int) -> bytes:
-        width = self._page * TOKEN_BYTES
-        # Of a prompt one copy, not two: its key is bytes already.
-        key = seq.target_key if last * width <= len(seq.target_key) else seq.key
-        return bytes(key[first * width : last * width])

@@ -172,10 +172,10 @@ class Cruise:
 
     def _token(self, lane: Lane, position: int) -> bytes:
         """What was planned at a position, by somebody who may have ended since."""
-        seq, at = lane.seq, position * tk.TOKEN_BYTES
-        if seq.since is not None and at >= len(seq.known):
+        seq = lane.seq
+        if seq.since is not None and position >= seq.length:
             self._settle(seq, seq.since)
-        return bytes(seq.known[at : at + tk.TOKEN_BYTES])
+        return seq.known(position, position + 1)
 
     def _last(self, lanes: Iterable[Lane]) -> list[bytes]:
         """The last token of each of these members."""

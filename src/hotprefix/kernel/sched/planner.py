@@ -22,7 +22,6 @@ from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.state import State
-from hotprefix.kernel.tokens import TOKEN_BYTES
 
 NOTHING = Moves()
 
@@ -257,10 +256,7 @@ class Planner:
         seq.dirty_from = pages
         if self._s.checkpoints:
             self._s.tables.windows.checkpoint(seq, stop)
-        if start + 1 == seq.length:
-            tokens = seq.last
-        else:
-            tokens = bytes(memoryview(seq.known)[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+        tokens = seq.last if start + 1 == seq.length else seq.known(start, stop)
         self._chunks.append(
             Chunk(
                 seq.request.id, seq.slot, start, tokens, table_from, table, stop == seq.length,

@@ -31,6 +31,7 @@ class PromptMaker:
     def __init__(self, block_size: int) -> None:
         self._block = block_size
         self._serial = 0
+        self._scratch: Blocks = np.empty(0, dtype="<i4")
 
     def make(self, request: TraceRequest) -> Prompt:
         """Tokens of a request's prompt and answer."""
@@ -38,15 +39,21 @@ class PromptMaker:
         filler, block = MAX_TOKEN - self._serial, self._block
         length, wanted = request.input_length, max(1, request.output_length)
         covered = request.blocks[: -(-length // block)]
-        tokens = np.empty((-(-length // block), block), dtype="<i4")
-        tokens[: len(covered)] = covered[:, None]
-        tokens[len(covered) :] = filler
+        tokens = self._room(-(-length // block) * block)
+        tokens.reshape(-1, block)[: len(covered)] = covered[:, None]
+        tokens[len(covered) * block :] = filler
         outputs = np.full(wanted, filler, dtype="<i4")
         if request.output_blocks is not None and len(request.output_blocks):
             inside = length % block
             known = spread(request.output_blocks, block)[inside : inside + wanted]
             outputs[: len(known)] = known
-        return Prompt(tokens.reshape(-1)[:length].tobytes(), outputs.tobytes())
+        return Prompt(tokens[:length].tobytes(), outputs.tobytes())
+
+    def _room(self, tokens: int) -> Blocks:
+        """An array to write a prompt into, the same each time: new memory is slow."""
+        if len(self._scratch) < tokens:
+            self._scratch = np.empty(2 * tokens, dtype="<i4")
+        return self._scratch[:tokens]
 
 
 def spread(ids: Blocks, block: int) -> Blocks:

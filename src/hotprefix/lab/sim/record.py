@@ -88,10 +88,10 @@ class Recorder:
         row["output_tokens"], row["rework_tokens"] = outputs, again
         row["computed_tokens"] = positions - max(0, outputs - 1)
 
-    @property
-    def oldest_arrival(self) -> float | None:
-        """When the request came that has waited longest for its first admission."""
-        return next(iter(self.waiting.values()), None)
+    def oldest_wait(self, now: float) -> float | None:
+        """How long the request has waited that came first of those never admitted."""
+        arrival = next(iter(self.waiting.values()), None)
+        return None if arrival is None else now - arrival
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Recorder:
 
 
 class Windows:
-    """One instance's window table. Adds up steps and closes a window when a step ends beyond it."""
+    """One instance's window table. A window has the steps that end in it."""
 
     def __init__(self, instance: int, seconds: float, total_pages: int) -> None:
         self._total = total_pages
@@ -157,7 +157,8 @@ class Windows:
         self._instance, self._seconds = instance, seconds
         self._index = -1
         self._row: Row = {}
-        self._before = _counts(Counters())
+        self._before = self._count = _counts(Counters())
+        self._state: ev.Stepped | None = None
 
     def step(
         self, recorder: Recorder, counters: Counters, now: float, forward: float, scheduler: float,
@@ -166,6 +167,7 @@ class Windows:
         """A step has ended. forward, scheduler, restore: seconds of it, all repeats together."""
         index = int(now / self._seconds)
         if index != self._index:
+            self._fill()
             self._open(index)
         row, state = self._row, recorder.stepped
         if state is None:
@@ -173,15 +175,8 @@ class Windows:
         row["prefill_s" if state.prefill_tokens else "decode_s"] += forward
         row["scheduler_s"] += scheduler
         row["restore_s"] += restore
-        count = _counts(counters)
-        for column, grown, before in zip(_SUMS, count, self._before, strict=True):
-            row[column] += grown - before
-        self._before = count
-        row["free_pages"], row["evictable_pages"] = state.free, state.evictable
-        row["protected_pages"], row["running"], row["waiting"] = state.protected, state.running, state.waiting
-        row["owned_pages"] = self._total - state.free - state.evictable - state.protected
-        oldest = recorder.oldest_arrival
-        row["oldest_wait_s"] = None if oldest is None else now - oldest
+        row["oldest_wait_s"] = recorder.oldest_wait(now)
+        self._count, self._state = _counts(counters), state
 
     def _open(self, index: int) -> None:
         self._index = index
@@ -191,9 +186,22 @@ class Windows:
         }  # fmt: skip
         self.rows.append(self._row)
 
+    def _fill(self) -> None:
+        """What was counted in the open window, and what its last step left behind."""
+        row, state = self._row, self._state
+        if state is None:
+            return
+        for column, grown, before in zip(_SUMS, self._count, self._before, strict=True):
+            row[column] = grown - before
+        self._before, self._state = self._count, None
+        row["free_pages"], row["evictable_pages"] = state.free, state.evictable
+        row["protected_pages"], row["running"], row["waiting"] = state.protected, state.running, state.waiting
+        row["owned_pages"] = self._total - state.free - state.evictable - state.protected
+
     def close(self, now: float) -> list[Row]:
         """The table; the last window is as long as the replay was. An instance that never had a step has that
         window too, so that idle instances are not left out of what is shared out among all."""
+        self._fill()
         if not self.rows and now:
             self._open(math.ceil(now / self._seconds) - 1)
         if self.rows:
