@@ -58,7 +58,8 @@ class Tier:
     @property
     def available(self) -> int:
         """Pages that an allocation could get now."""
-        return min([self.vacant, *(group.available for group in self.windows)])
+        vacant = self.vacant
+        return min(vacant, *(group.available for group in self.windows)) if self.windows else vacant
 
     def allocate(self, n: int) -> list[int] | None:
         """n owned pages, evicting as many as are missing; None (and nothing evicted) where too few are

@@ -235,10 +235,12 @@ class Cruise:
         """Pages that members lack of what they will hold at the end of that share of their outputs
         (`Admission`). For what is known their tables have room."""
         clock, page, owed = self._clock, self._page, 0
-        for lane in self._lanes.values():
-            outputs = (lane.end - clock) * share
+        if not share:
+            return 0
+        for _, _, _, offset, end, pages, _ in self._lanes.values():
+            outputs = (end - clock) * share
             if outputs > 1:  # the last one sampled never gets KV
-                lacks = -(-(lane.offset + clock + ceil(outputs)) // page) - lane.pages
+                lacks = -(-(offset + clock + ceil(outputs)) // page) - pages
                 if lacks > 0:
                     owed += lacks
         return owed
