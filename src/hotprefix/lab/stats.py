@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from hotprefix.errors import InputError
 from hotprefix.lab.metric_names import METRICS, Metric
@@ -111,7 +111,7 @@ def half_width(spread: NDArray[np.float64], confidence: float) -> float:
     vary = errors > _ROUNDING * float(np.abs(spread).max())
     scores = distances[vary] / errors[vary]
     drawn = float(np.quantile(scores, confidence)) if len(scores) else 0.0
-    return error * max(drawn, float(stats.t.ppf((1 + confidence) / 2, count - 1)))
+    return error * max(drawn, float(stdtrit(count - 1, (1 + confidence) / 2)))
 
 
 def compare(
