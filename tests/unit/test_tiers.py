@@ -267,7 +267,7 @@ def test_a_failed_step_does_not_meet_a_pin_on_pages_it_was_saving() -> None:
     d.step()
     d.submit("b", LONG, 1)
     fetch = d.step().fetches[0]
-    host, waiting = d.kernel._s.host, d.kernel._s.queue.snapshot()[0]
+    host, waiting = d.kernel._s.host, next(iter(d.kernel._s.queue))
     assert host is not None
     host.save(waiting.request.namespace, waiting.target_key[:32], [0, 1])  # as another one's end would
     assert d.kernel.transfer_done(fetch.id, 10, 1.0, d.now) == {}
