@@ -30,6 +30,7 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self.engine = EngineCollector()
         self._registry.register(self.engine)
+        self._aliases: dict[str, Histogram] = {}
         self._ttft = self._both("time_to_first_token_seconds", "time_to_first_token_seconds", LATENCY_S,
                                 "Request taken to first output token.")  # fmt: skip
         self._queue = self._both("queue_seconds", "request_queue_time_seconds", LATENCY_S,
@@ -48,28 +49,36 @@ class Metrics:
         self._outputs = self._both("output_tokens", "request_generation_tokens", TOKENS, "Output tokens.")
         self._finished = Counter("hotprefix_generations_finished", "Generations by how they ended.",
                                  ["reason"], registry=self._registry)  # fmt: skip
-        self._success = Counter("vllm:request_success", "Generations that ended well.",
-                                ["model_name", "engine", "finished_reason"],
-                                registry=self._registry)  # fmt: skip
         self._left = Counter("hotprefix_clients_left", "Requests whose client left before the end.",
                              registry=self._registry)  # fmt: skip
         self._errors = Counter("hotprefix_http_errors", "Error answers by status.", ["status"],
                                registry=self._registry)  # fmt: skip
+        self._registry.register(self)
 
-    def _both(
-        self, own: str, alias: str, buckets: tuple[float, ...], text: str
-    ) -> tuple[Histogram, Histogram]:
-        return (
-            Histogram(f"hotprefix_{own}", text, buckets=buckets, registry=self._registry),
-            Histogram(
-                f"vllm:{alias}", text, ["model_name", "engine"], buckets=buckets, registry=self._registry
-            ),
+    def _both(self, own: str, alias: str, buckets: tuple[float, ...], text: str) -> Histogram:
+        histogram = Histogram(f"hotprefix_{own}", text, buckets=buckets, registry=self._registry)
+        self._aliases[f"vllm:{alias}"] = histogram
+        return histogram
+
+    def collect(self) -> Iterator[Metric]:
+        """The aliases of what the server measures, made when asked for: every token is observed once."""
+        labels = {"model_name": self.engine.model, "engine": "0"}
+        for name, histogram in self._aliases.items():
+            (own,) = histogram.collect()
+            alias = Metric(name, own.documentation, own.type)
+            alias.samples = [
+                s._replace(name=name + s.name.removeprefix(own.name), labels=labels | s.labels)
+                for s in own.samples
+            ]
+            yield alias
+        success = CounterMetricFamily(
+            "vllm:request_success", "Generations that ended well.", labels=[*labels, "finished_reason"]
         )
-
-    def observe(self, pair: tuple[Histogram, Histogram], seconds: float) -> None:
-        own, alias = pair
-        own.observe(seconds)
-        alias.labels(self.engine.model, "0").observe(seconds)
+        (finished,) = self._finished.collect()
+        for s in finished.samples:
+            if s.name.endswith("_total") and s.labels["reason"] in (Finish.STOP, Finish.LENGTH):
+                success.add_metric([*labels.values(), s.labels["reason"]], s.value)
+        yield success
 
     def watch(self, now: float) -> Watch:
         """Measure the generations of one request that was taken at `now`."""
@@ -80,30 +89,29 @@ class Metrics:
         assert delta.finish is not None
         self._finished.labels(delta.finish.value).inc()
         if delta.finish in (Finish.STOP, Finish.LENGTH):
-            self._success.labels(self.engine.model, "0", delta.finish.value).inc()
-            self.observe(self._total, seconds)
-            self.observe(self._prompts, delta.usage.prompt_tokens)
-            self.observe(self._outputs, delta.usage.completion_tokens)
+            self._total.observe(seconds)
+            self._prompts.observe(delta.usage.prompt_tokens)
+            self._outputs.observe(delta.usage.completion_tokens)
         if delta.timing is not None:
             self._timed(delta.timing, delta.usage.completion_tokens)
 
     def _timed(self, timing: Timing, outputs: int) -> None:
         """Intervals by the engine's clock; one that never happened is not observed."""
-        for pair, seconds in (
+        for histogram, seconds in (
             (self._queue, timing.queue),
             (self._prefill, timing.prefill),
             (self._decode, timing.decode),
         ):
             if seconds is not None:
-                self.observe(pair, seconds)
+                histogram.observe(seconds)
         if timing.decode is not None and outputs > 1:
-            self.observe(self._rate, timing.decode / (outputs - 1))
+            self._rate.observe(timing.decode / (outputs - 1))
 
     def first_token(self, seconds: float) -> None:
-        self.observe(self._ttft, seconds)
+        self._ttft.observe(seconds)
 
     def gap(self, seconds: float) -> None:
-        self.observe(self._gap, seconds)
+        self._gap.observe(seconds)
 
     def client_left(self) -> None:
         self._left.inc()
