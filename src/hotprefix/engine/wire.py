@@ -1,20 +1,19 @@
 """What crosses the pipe between a program and its engine process. Owns: the records, both ways.
 
-Rules: frozen and picklable. A record with `call` is answered by exactly one `Reply` with that number,
-unless the process dies.
+Rules: frozen and picklable, NamedTuples where there are many of them (see `engine.messages`). A record
+with `call` is answered by exactly one `Reply` with that number, unless the process dies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotprefix.engine.messages import Delta, EngineInfo, Generate
 from hotprefix.errors import HotprefixError
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(NamedTuple):
     """Start these requests, all or none of them; answered by one `Reply` to `call`."""
 
     call: int
@@ -37,8 +36,7 @@ class Control:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """Answer to the message with the same `call`: a value, or the error it ended in."""
 
     call: int
@@ -74,8 +72,7 @@ class Beat:
     busy: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Deltas:
+class Deltas(NamedTuple):
     """Output of one step. busy: as in `Beat`."""
 
     items: tuple[Delta, ...]
