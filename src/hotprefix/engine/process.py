@@ -1,6 +1,8 @@
-"""The engine's own process. Owns: the child's main function and `EngineProcess`, the parent's hold on it.
+"""The engine's own process. Owns: the child's main function, `EngineProcess` (the parent's hold on it), and
+how messages cross: pickled, those of the child with their length in four bytes before them.
 
-Rules: the child runs one engine loop on its main thread and nothing else of weight; a reader thread
+Rules: the parent reads and writes on its event loop; threads would fight for the interpreter's lock at every
+message. The child runs one engine loop on its main thread and nothing else of weight; a reader thread
 only moves messages from the pipe to a queue. The child ignores SIGINT and SIGTERM (its parent decides
 when it ends) and leaves at once when the pipe closes. Every accepted request gets one terminal delta;
 an engine loop that raises out of `step` is in an unknown state, so the process ends with status 1 and
@@ -15,14 +17,15 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
@@ -77,38 +80,46 @@ def _portable(error: Exception) -> HotprefixError:
     return HotprefixError(f"{type(error).__name__}: {error}")
 
 
-def child_main(pipe: Connection, build: Build, config: Any) -> None:
+def child_main(pipe: socket.socket, build: Build, config: Any) -> None:
     """Body of the child process: build the engine, run it until told to exit or the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     inbox: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, inbox), name="engine-inbox", daemon=True).start()
+
+    def tell(message: FromChild) -> None:
+        data = pickle.dumps(message)
+        pipe.sendall(len(data).to_bytes(4, "big") + data)
+
     try:
-        loop = build(config, lambda text: pipe.send(Loading(text)))
+        loop = build(config, lambda text: tell(Loading(text)))
     except Exception as error:
-        pipe.send(Failed(_portable(error)))
+        tell(Failed(_portable(error)))
         sys.exit(1)
-    pipe.send(Ready(loop.info))
+    tell(Ready(loop.info))
     try:
-        _Driver(pipe, inbox, loop).run()
+        _Driver(tell, inbox, loop).run()
     except BrokenPipeError:
         sys.exit(0)
 
 
-def _read(pipe: Connection, inbox: queue.SimpleQueue[ToChild]) -> None:
+def _read(pipe: socket.socket, inbox: queue.SimpleQueue[ToChild]) -> None:
     """Drain the pipe for ever. The parent is gone when it closes, and with it any use for this process."""
+    stream = pipe.makefile("rb")
     while True:
         try:
-            inbox.put(pipe.recv())
-        except (EOFError, OSError):
+            inbox.put(pickle.load(stream))
+        except (EOFError, OSError, pickle.UnpicklingError):
             os._exit(0)
 
 
 class _Driver:
     """Alternates between messages and steps."""
 
-    def __init__(self, pipe: Connection, inbox: queue.SimpleQueue[ToChild], loop: Loop) -> None:
-        self._pipe = pipe
+    def __init__(
+        self, tell: Callable[[FromChild], None], inbox: queue.SimpleQueue[ToChild], loop: Loop
+    ) -> None:
+        self._tell = tell
         self._inbox = inbox
         self._loop = loop
         self._live: set[str] = set()
@@ -140,13 +151,13 @@ class _Driver:
         self._live.difference_update(delta.id for delta in deltas if delta.finish is not None)
         busy = self._loop.has_work
         if deltas:
-            self._pipe.send(Deltas(tuple(deltas), busy))
+            self._tell(Deltas(tuple(deltas), busy))
         elif not busy or time.monotonic() - self._beaten > BUSY_BEAT_S:
             self._beat(busy)
 
     def _beat(self, busy: bool) -> None:
         self._beaten = time.monotonic()
-        self._pipe.send(Beat(busy))
+        self._tell(Beat(busy))
 
     def _handle(self, message: ToChild) -> None:
         if isinstance(message, Submit):
@@ -172,22 +183,21 @@ class _Driver:
         except Exception as error:
             for request_id in taken:
                 self._loop.abort(request_id)
-            self._pipe.send(Reply(message.call, error=_portable(error)))
+            self._tell(Reply(message.call, error=_portable(error)))
         else:
-            self._pipe.send(Reply(message.call))
+            self._tell(Reply(message.call))
 
     def _reply(self, call: int, action: Callable[[], Any]) -> None:
         try:
             reply = Reply(call, action())
         except Exception as error:
             reply = Reply(call, error=_portable(error))
-        self._pipe.send(reply)
+        self._tell(reply)
 
 
 class EngineProcess:
-    """The parent's hold on one child: its pipe and two threads, one that writes and one that reads.
-    `on_message` and `on_death` are called on the event loop that made this object; nothing comes after
-    `on_death`."""
+    """The parent's hold on one child. `on_message` and `on_death` are called on the event loop that made
+    this object; nothing comes after `on_death`."""
 
     def __init__(
         self,
@@ -197,15 +207,14 @@ class EngineProcess:
         on_death: Callable[[EngineProcess], None],
     ) -> None:
         self._on_message, self._on_death = on_message, on_death
-        self._loop = asyncio.get_running_loop()
-        self._outbox: queue.SimpleQueue[ToChild | None] = queue.SimpleQueue()
+        self._unsent: list[bytes] = []  # while there is no writer
+        self._writer: asyncio.StreamWriter | None = None
         self._gone = asyncio.Event()
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process: BaseProcess = context.Process(
+        ours, theirs = socket.socketpair()
+        self._process: BaseProcess = multiprocessing.get_context("spawn").Process(
             target=child_main, args=(theirs, build, config), name="hotprefix-engine", daemon=True
         )
-        threading.Thread(target=self._run, args=(theirs,), name="engine-reader", daemon=True).start()
+        self._task = asyncio.get_running_loop().create_task(self._run(ours, theirs))
 
     @property
     def pid(self) -> int | None:
@@ -218,7 +227,11 @@ class EngineProcess:
 
     def send(self, message: ToChild) -> None:
         """Never blocks, however busy or stuck the child is."""
-        self._outbox.put(message)
+        data = pickle.dumps(message)
+        if self._writer is None:
+            self._unsent.append(data)
+        else:
+            self._writer.write(data)
 
     def kill(self) -> None:
         if self._process.pid is not None:
@@ -230,31 +243,26 @@ class EngineProcess:
             await asyncio.wait_for(self._gone.wait(), limit_s)
         return self._gone.is_set()
 
-    def _run(self, theirs: Connection) -> None:
+    async def _run(self, ours: socket.socket, theirs: socket.socket) -> None:
         """Start the child, then read until its end of the pipe closes."""
         try:
-            self._process.start()
+            with theirs:
+                await asyncio.to_thread(self._process.start)
             atexit.register(self.kill)  # before multiprocessing's own handler, which would wait for ever
-            theirs.close()
-            threading.Thread(target=self._write, name="engine-writer", daemon=True).start()
-            with contextlib.suppress(EOFError, OSError):
-                while True:
-                    self._tell(self._on_message, self, self._pipe.recv())
-            self._process.join()
-        finally:
-            atexit.unregister(self.kill)
-            self._outbox.put(None)
-            self._tell(self._end)
-
-    def _end(self) -> None:
+            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            self._writer.writelines(self._unsent)
+            with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+                await self._listen(reader)
+            self._writer.close()
+            await asyncio.to_thread(self._process.join)
+        except Exception as error:
+            traceback.print_exception(error)
+            self.kill()
+        atexit.unregister(self.kill)
         self._gone.set()
         self._on_death(self)
 
-    def _write(self) -> None:
-        with contextlib.suppress(OSError):
-            while (message := self._outbox.get()) is not None:
-                self._pipe.send(message)
-
-    def _tell(self, function: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop has been closed
-            self._loop.call_soon_threadsafe(function, *args)
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            self._on_message(self, pickle.loads(await reader.readexactly(size)))
