@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -97,7 +98,7 @@ class _Run:
         self._http = _Http(
             uvicorn.Config(
                 self._app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-                server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=1,
+                proxy_headers=False, server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
@@ -132,6 +133,8 @@ class _Run:
     async def _loaded(self) -> None:
         text, _ = await asyncio.gather(asyncio.to_thread(self._load, self._model), self._engine.start())
         self._app.state.service.text = text
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a full collection would walk all of it in the middle of a stream
 
     async def _drain(self) -> None:
         gate = self._app.state.service.gate
