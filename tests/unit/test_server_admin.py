@@ -83,6 +83,8 @@ async def test_case_174_every_number_of_the_engine_is_in_metrics() -> None:
     for name in STATS.__slots__:
         if name not in ("page_size", "insight"):
             assert getattr(STATS, name) in values, name
+    assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="fake"} 2.0' in answer.text
+    assert 'engine="0",finished_reason="stop",model_name="fake"} 2.0' in answer.text
     assert got["vllm:prefix_cache_queries_total"] == STATS.queried_tokens
     assert got["vllm:prefix_cache_hits_total"] == 640
     assert got["vllm:prompt_tokens_cached_by_source_total{source=host}"] == 30
@@ -175,8 +177,11 @@ async def test_health_says_why_not() -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (503, "hung: silent for 40 s")
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_while_it_waits_aborts_every_choice(stream: bool) -> None:
+async def test_a_client_that_leaves_or_a_cancelled_request_aborts_every_choice(
+    stream: bool, leaves: bool
+) -> None:
     engine = FakeEngine()
     engine.hold = True
     app = create_app(engine, ServerConfig(), BytesText())
@@ -201,12 +206,16 @@ async def test_a_client_that_leaves_while_it_waits_aborts_every_choice(stream: b
     task = asyncio.create_task(app(scope, receive, send))
     await engine.arrived.wait()
     assert not engine.aborted
-    left.set()
-    await task
+    if leaves:
+        left.set()
+    else:
+        task.cancel()
+    (end,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(end, asyncio.CancelledError) != leaves
     assert sorted(engine.aborted) == sorted(request.id for request in engine.seen)
     assert len(engine.aborted) == 3
     assert not sent
-    assert samples(app.state.service.metrics.text().decode())["hotprefix_clients_left_total"] == 1
+    assert samples(app.state.service.metrics.text().decode())["hotprefix_clients_left_total"] == leaves
     await asyncio.wait_for(app.state.service.gate.idle(), 5)
 
 

@@ -1,10 +1,9 @@
 """The engine seen from an asyncio program. Owns: `AsyncEngine`, the child's life and the open streams.
 
 Rules: every stream ends with exactly one terminal delta, also when the child dies (`Finish.ERROR`), and
-its id is forgotten there. Nothing here blocks the event loop: one thread writes to the pipe, one reads
-it. A dead child is replaced at once, then with growing pauses, at most `restarts` times in a row; a
-request that was answered ends the row. A child in which even a harmless request fails is killed.
-Requests never move to the new child: what was lost is told.
+its id is forgotten there. Nothing here blocks the event loop. A dead child is replaced at once, then with
+growing pauses, at most `restarts` times in a row; a request that was answered ends the row. A child in
+which even a harmless request fails is killed. Requests never move to the new child: what was lost is told.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -70,11 +70,19 @@ class Stream:
         self.usage = {request.id: Usage(len(request.prompt), 0) for request in requests}
         self._open = {request.id for request in requests}
         self._abort = abort
-        self._queue: asyncio.Queue[Delta] = asyncio.Queue()
+        self._come: deque[Delta] = deque()
+        self._wake: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last terminal delta was taken."""
+        return not self._open
 
     def put(self, delta: Delta) -> None:
         self.usage[delta.id] = delta.usage
-        self._queue.put_nowait(delta)
+        self._come.append(delta)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     def close(self) -> None:
         open_ids, self._open = self._open, set()
@@ -86,7 +94,10 @@ class Stream:
     async def __anext__(self) -> Delta:
         if not self._open:
             raise StopAsyncIteration
-        delta = await self._queue.get()
+        while not self._come:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        delta = self._come.popleft()
         if delta.finish is not None:
             self._open.discard(delta.id)
         return delta

@@ -8,11 +8,11 @@ generations at once, all of them; so does every error.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from pydantic_core import to_json
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +22,7 @@ from hotprefix.kernel.plan import Finish
 from hotprefix.server.answer import Answer
 from hotprefix.server.errors import ApiError, from_error
 from hotprefix.server.guard import Gate
-from hotprefix.server.metrics import Metrics
+from hotprefix.server.metrics import Metrics, Watch
 
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -54,38 +54,35 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate.enter()
-        work = asyncio.ensure_future(self._work(scope, receive, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        work = asyncio.current_task()
+        assert work is not None
+        gone = asyncio.ensure_future(_cancel_when_gone(work, receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            else:
-                self._metrics.client_left()
+            await self._work(scope, receive, send)
+        except asyncio.CancelledError:
+            if not gone.done() or work.uncancel():  # somebody else cancelled, too
+                raise
+            self._metrics.client_left()
         finally:
             gone.cancel()
-            work.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
             self._gate.leave()
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with await self._engine.submit(self._answer.requests) as stream:
-            deltas = self._observed(stream)
+            watch = self._metrics.watch(time.monotonic())
             if self._sse:
-                await self._send_events(deltas, send)
+                await self._send_events(stream, watch, send)
                 return
-            async for delta in deltas:
-                self._answer.chunks(delta)
+            async for delta in stream:
+                self._chunks(delta, watch)
         await JSONResponse(self._answer.whole())(scope, receive, send)
 
-    async def _observed(self, stream: Stream) -> AsyncIterator[Delta]:
-        """The deltas, measured. Raises ApiError at one that tells of a failure."""
-        watch = self._metrics.watch(time.monotonic())
-        async for delta in stream:
-            watch.delta(delta, time.monotonic())
-            if delta.finish in (Finish.ERROR, Finish.ABORT):
-                raise self._failure(delta)
-            yield delta
+    def _chunks(self, delta: Delta, watch: Watch) -> list[dict[str, Any]]:
+        """The stream chunks of a delta, measured. Raises ApiError at one that tells of a failure."""
+        watch.delta(delta, time.monotonic())
+        if delta.finish in (Finish.ERROR, Finish.ABORT):
+            raise self._failure(delta)
+        return self._answer.chunks(delta)
 
     def _failure(self, delta: Delta) -> ApiError:
         if self._gate.draining:
@@ -95,18 +92,19 @@ class GenerationResponse(Response):
             return ApiError(503, message, code="engine_unavailable", headers={"retry-after": "1"})
         return ApiError(500, delta.error or "the generation was aborted", code="generation_failed")
 
-    async def _send_events(self, deltas: AsyncIterator[Delta], send: Send) -> None:
+    async def _send_events(self, stream: Stream, watch: Watch, send: Send) -> None:
         started = False
         try:
-            async for delta in deltas:
-                events = b"".join(map(_event, self._answer.chunks(delta)))
+            async for delta in stream:
+                events = b"".join(map(_event, self._chunks(delta, watch)))
+                if stream.ended:
+                    last = self._answer.last_chunk()
+                    events += (_event(last) if last else b"") + b"data: [DONE]\n\n"
                 if not started:
                     await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
                     started = True
                 if events:
-                    await _send_body(send, events)
-            last = self._answer.last_chunk()
-            await _send_body(send, (_event(last) if last else b"") + b"data: [DONE]\n\n", more=False)
+                    await _send_body(send, events, more=not stream.ended)
         except Exception as error:
             if not started:
                 raise
@@ -115,9 +113,10 @@ class GenerationResponse(Response):
                 raise
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _cancel_when_gone(work: asyncio.Task[Any], receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    work.cancel()
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
@@ -125,5 +124,4 @@ async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    return b"data: " + to_json(value) + b"\n\n"
