@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from hotprefix.server.errors import ApiError
 from hotprefix.server.schemas import Body
@@ -33,8 +33,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(f"{declared} bytes", limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
+    more = True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
         if len(body) > limit:
             raise _too_large("the body", limit)
     return bytes(body)

@@ -15,7 +15,7 @@ import json
 import re
 import uuid
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotprefix.server.config import ServerConfig, key_digest
@@ -91,21 +91,23 @@ class Guard:
         if not re.fullmatch(r"[\x21-\x7e]{1,128}", request_id):
             request_id = uuid.uuid4().hex
         origin = request.get("origin")
-        allowed = origin is not None and self._origin.fullmatch(origin) is not None
+        stamp = {"x-request-id": request_id}
+        if origin is not None and self._origin.fullmatch(origin):
+            stamp |= {
+                "access-control-allow-origin": origin,
+                "access-control-allow-methods": "GET, HEAD, POST, OPTIONS",
+                "access-control-allow-headers": request.get(
+                    "access-control-request-headers", "authorization, content-type"
+                ),
+                "access-control-expose-headers": "x-request-id, retry-after",
+                "access-control-max-age": "600",
+                "vary": "origin",
+            }
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in stamp.items()]
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                if origin is not None and allowed:
-                    headers["access-control-allow-origin"] = origin
-                    headers["access-control-allow-methods"] = "GET, HEAD, POST, OPTIONS"
-                    headers["access-control-allow-headers"] = request.get(
-                        "access-control-request-headers", "authorization, content-type"
-                    )
-                    headers["access-control-expose-headers"] = "x-request-id, retry-after"
-                    headers["access-control-max-age"] = "600"
-                    headers.add_vary_header("origin")
+                message["headers"] = [*message["headers"], *raw]
             await send(message)
 
         return stamped

@@ -131,10 +131,10 @@ class Generation(Model):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[str, float] = {}
+    logit_bias: dict[str, float] = Field(default_factory=dict)
     prompt_logprobs: int | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
+    stop: str | list[str] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
