@@ -232,6 +232,15 @@ async def test_stop_ends_the_process_and_open_requests() -> None:
         assert engine.health().reason == "stopped: the engine was stopped"
 
 
+async def test_stop_reaches_a_child_that_has_only_begun_to_start() -> None:
+    engine = AsyncEngine(None, loops.build)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)
+    await engine.stop(60.0)
+    with pytest.raises(EngineDead, match="exit status 0"):
+        await starting
+
+
 PARENT = """
 import asyncio, os, signal, sys
 from hotprefix.engine.client import AsyncEngine

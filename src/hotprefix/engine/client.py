@@ -269,6 +269,8 @@ class AsyncEngine:
                 self._refused = message.error
 
     def _on_ready(self, info: EngineInfo) -> None:
+        if self._state is not State.LOADING:  # stopped meanwhile
+            return
         self._state, self._reason, self._info = State.READY, "ready", info
         self._busy = False
         if self._loaded and not self._loaded.done():
