@@ -12,8 +12,9 @@ READY := $(VENV)/.ready
 serve: $(READY)
 	$(BIN)/hotprefix serve --port $(PORT) $(ARGS)
 
+# Two at a time; threads that wait for each other sleep, for there are no cores to spare.
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
