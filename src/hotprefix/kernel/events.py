@@ -154,13 +154,10 @@ class Emitter:
     """Hands records to a sink, behind a wall."""
 
     def __init__(self, sink: Sink | None) -> None:
+        """on: False where nobody listens: callers may then skip building a record."""
         self._sink = sink
+        self.on = sink is not None
         self.failed: str | None = None
-
-    @property
-    def on(self) -> bool:
-        """False where nobody listens: callers may then skip building a record."""
-        return self._sink is not None
 
     def __call__(self, event: Event) -> None:
         if self._sink is None:
@@ -169,4 +166,4 @@ class Emitter:
             self._sink(event)
         except Exception as error:  # an observer must never reach the scheduler
             self.failed = f"{type(error).__name__}: {error}"
-            self._sink = None
+            self._sink, self.on = None, False

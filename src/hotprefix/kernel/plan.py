@@ -81,6 +81,9 @@ class Chunks(Sequence[Chunk]):
     def __len__(self) -> int:
         return len(self.written) + self.inside
 
+    def __bool__(self) -> bool:
+        return self.inside > 0 or bool(self.written)
+
     def __iter__(self) -> Iterator[Chunk]:
         return iter(self.all)
 

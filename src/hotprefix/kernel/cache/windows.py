@@ -130,6 +130,8 @@ class Windows:
 
     def take_assigned(self) -> tuple[PageFrame, ...]:
         """Frames given since the last call, for the plan being made."""
+        if not self.groups:
+            return ()
         given = ((i, *pair) for i, group in enumerate(self.groups) for pair in group.take_assigned())
         return tuple(PageFrame(*each) for each in given)
 

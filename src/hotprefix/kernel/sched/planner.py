@@ -60,15 +60,16 @@ class Planner:
             # Sessions' holds give way where nothing else can run.
             if self._planned or not (self._starved() and s.sessions.drop_oldest()):
                 break
-        stall = None if self._planned else self._stall()
+        planned = self._planned
+        stall = None if planned else self._stall()
         fetches, cancels = s.prefetch.take() if s.prefetch is not None else ((), ())
         if s.emit.on:
             for fetch in fetches:
                 s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
         moves = s.host.take() if s.host is not None else NOTHING
-        repeat = 1 if fetches or cancels or moves != NOTHING else self._repeat()
+        repeat = self._repeat() if planned and not (fetches or cancels or moves != NOTHING) else 1
         chunks = s.cruise.chunks(self._chunks, self._places)
-        frames = s.tables.windows.take_assigned() if self._planned else ()
+        frames = s.tables.windows.take_assigned() if planned else ()
         return StepPlan(
             s.step, chunks, tuple(self._admitted), tuple(self._retracted), stall, fetches, cancels,
             moves.stores, moves.saves, moves.restores, moves.touches, repeat, frames,
@@ -83,8 +84,7 @@ class Planner:
         """
         s = self._s
         if (
-            not self._planned
-            or self._prefilled
+            self._prefilled
             or self._retracted
             or s.suspects
             or len(self._chunks) + len(s.cruise) != s.running_count

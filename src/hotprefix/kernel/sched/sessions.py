@@ -64,6 +64,8 @@ class SessionHolds:
                 group.drop(reversed(held))
 
     def expire(self, now: float) -> None:
+        if not self._holds:
+            return
         for key in [k for k, hold in self._holds.items() if hold.expires <= now]:
             self.drop(key)
 
