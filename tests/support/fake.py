@@ -8,12 +8,10 @@ changes the text, and what a request must say is a pure function of its tokens (
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.plan import StepOutcome, StepPlan
+from hotprefix.kernel.plan import Chunks, StepOutcome, StepPlan
 
 U64 = np.uint64
 VOCAB = 97
@@ -84,7 +82,7 @@ class FakeExecutor:
                     for c in plan.chunks
                     for t in [self.tables[c.slot]]
                 )
-                outcome = self._run(replace(plan, chunks=chunks), stop_at)
+                outcome = self._run(plan._replace(chunks=Chunks(chunks)), stop_at)
                 known = {r: known[r] + tk.encode([t]) for r, t in outcome.sampled.items()}
             return StepOutcome(sampled=known, repeats=repeats)
 

@@ -9,8 +9,9 @@ place in a count, until a driver asks for its chunk (`Chunks`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, overload
 
 from hotprefix.errors import ProtocolError
@@ -161,8 +162,7 @@ class Fetch:
     request: RequestId = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One step. In this order: note `frames`, start `fetches`, give up `cancels`, read out `stores` (from
     L2), copy `saves` (L1 to L2), copy `restores` (L2 to L1), run `chunks` as one forward pass, mark each
     chain of `touches` (page keys, root first) as just used in L3. An `empty` plan has nothing to execute and
@@ -173,7 +173,7 @@ class StepPlan:
     every chunk is a decode. A driver may stop after any number of times; one that runs once is right."""
 
     step: int
-    chunks: Chunks = field(default_factory=Chunks)
+    chunks: Chunks = Chunks()
     admissions: tuple[Admission, ...] = ()
     retracted: tuple[RequestId, ...] = ()
     stall: Stall | None = None
@@ -185,10 +185,6 @@ class StepPlan:
     touches: tuple[tuple[bytes, ...], ...] = ()
     repeat: int = 1
     frames: tuple[PageFrame, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.chunks, Chunks):  # a plan may also be given plain chunks
-            object.__setattr__(self, "chunks", Chunks(tuple(self.chunks)))
 
     @property
     def empty(self) -> bool:
@@ -222,15 +218,14 @@ def said(sampled: Sampled, request: RequestId, first: int, count: int) -> bytes:
     return token if isinstance(token, bytes) else tk.word(token)
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """What came of a plan. ok: the forward pass ran, `repeats` times. sampled: for each chunk with
     `samples` one token, or where repeats > 1 that many, int32 bytes. stopped: requests whose last
     sampled token ended them (end of sequence, stop string).
     restore_s: seconds the plan's restores took, 0 where there were none or nobody measured."""
 
     ok: bool = True
-    sampled: Sampled = field(default_factory=dict)
+    sampled: Sampled = MappingProxyType({})
     stopped: frozenset[RequestId] = frozenset()
     error: str | None = None
     restore_s: float = 0.0
