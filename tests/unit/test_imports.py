@@ -17,7 +17,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 KERNEL_MAY_IMPORT = frozenset(
     {"__future__", "abc", "bisect", "collections", "dataclasses", "enum", "hashlib", "heapq", "itertools"}
-    | {"math", "numpy", "typing"}
+    | {"math", "numpy", "types", "typing"}
 )
 SYS_ATTRIBUTES = frozenset({"byteorder"})
 NUMPY_BANNED = frozenset({"random", "load", "save", "memmap", "fromfile", "datetime64"})
