@@ -232,6 +232,20 @@ async def test_stop_ends_the_process_and_open_requests() -> None:
         assert engine.health().reason == "stopped: the engine was stopped"
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError("nobody reads"), ValueError("a bug of the listener")])
+async def test_a_listener_that_fails_ends_nothing(error: Exception) -> None:
+    def progress(_: str) -> None:
+        raise error
+
+    engine = AsyncEngine(None, loops.build, on_progress=progress)
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: heard.append(told["exception"]))
+    heard: list[object] = []
+    await engine.start()
+    assert engine.state is State.READY
+    assert heard == [error] * len(heard) != []
+    await engine.stop(60.0)
+
+
 async def test_stop_reaches_a_child_that_has_only_begun_to_start() -> None:
     engine = AsyncEngine(None, loops.build)
     starting = asyncio.create_task(engine.start())

@@ -150,3 +150,23 @@ def test_a_page_that_lets_somebody_in_ends_the_repeats(order: Order) -> None:
         admitted.append({e.request: e.now for e in program.events if isinstance(e, ev.Admitted)})
     assert admitted[0] == admitted[1]
     assert 4 < admitted[0]["second"] < 30
+
+
+def test_repeats_do_not_put_off_a_preemption() -> None:
+    """No slot is free, but with the reserve decayed enough the less important one gives way."""
+    told = []
+    for many in (False, True):
+        config = {"order": Order.PRIORITY, "preemption": True, "max_running": 2, "output_reserve": 0.0}
+        program = Program(config, 12, 16, True, many)
+        d = program.d
+        d.submit("stay", [1] * 3, 100, priority=0)
+        d.submit("low", [2] * 5, 70, priority=1)
+        while d.now < 5:
+            program._step(5)
+        d.kernel._s.reserve_all()  # as after a retraction
+        d.submit("head", [3] * 10, 90, priority=0)
+        while d.kernel.has_work:
+            program._step(10**9)
+        told.append([(e.request, e.now) for e in program.events if isinstance(e, ev.Admitted | ev.Retracted)])
+    assert told[0] == told[1]
+    assert ("low", 8.0) in told[0]

@@ -251,18 +251,24 @@ class EngineProcess:
             atexit.register(self.kill)  # before multiprocessing's own handler, which would wait for ever
             reader, self._writer = await asyncio.open_unix_connection(sock=ours)
             self._writer.writelines(self._unsent)
-            with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-                await self._listen(reader)
-            self._writer.close()
-            await asyncio.to_thread(self._process.join)
+            await self._listen(reader)
         except Exception as error:
             traceback.print_exception(error)
             self.kill()
+        (self._writer or ours).close()
+        if self._process.pid is not None:
+            await asyncio.to_thread(self._process.join)
         atexit.unregister(self.kill)
         self._gone.set()
         self._on_death(self)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Until the pipe closes. What a listener raises is the event loop's to report, and ends nothing."""
+        loop = asyncio.get_running_loop()
         while True:
-            size = int.from_bytes(await reader.readexactly(4), "big")
-            self._on_message(self, pickle.loads(await reader.readexactly(size)))
+            try:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                data = await reader.readexactly(size)
+            except (asyncio.IncompleteReadError, OSError):
+                return
+            loop.call_soon(self._on_message, self, pickle.loads(data))

@@ -60,7 +60,7 @@ class GenerationResponse(Response):
         try:
             await self._work(scope, receive, send)
         except asyncio.CancelledError:
-            if not gone.done() or work.uncancel():  # somebody else cancelled, too
+            if not _came_to_its_end(gone) or work.uncancel():  # somebody else cancelled, too
                 raise
             self._metrics.client_left()
         finally:
@@ -117,6 +117,10 @@ async def _cancel_when_gone(work: asyncio.Task[Any], receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     work.cancel()
+
+
+def _came_to_its_end(task: asyncio.Task[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -105,9 +105,13 @@ class Planner:
     def _passes_shut(self) -> int:
         """Passes in which nobody who waits could start."""
         s = self._s
-        if not (len(s.queue) and s.slots):
+        if not len(s.queue):
             return NEVER
-        if s.prefetch is not None or s.preempts or len(s.sessions):
+        if s.preempts:  # somebody may have to make room, and a slot
+            return 1
+        if not s.slots:
+            return NEVER
+        if s.prefetch is not None or len(s.sessions):
             return 1
         if not s.coming_reserves:
             return NEVER
