@@ -11,6 +11,8 @@ and pickled twice a second, as a scrape and the page do. `off again`: what two e
 All loops share the model and its pages, so they run one at a time; rounds alternate and every second one
 goes backwards. Tokens a second are of prompts and outputs; CPU is the process time of all threads, thus also
 what a second core hides. Ratios are round by round: median, and 95 % of the bootstrapped median.
+What the loop's own thread adds is measured apart, since the noise of the forward passes is larger than it:
+seconds outside the executor, `on` less `off`, as a share of the wall time of `off`.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Found:
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
+    outside_s: list[float] = field(default_factory=list)
     steps: int = 0
     refreshed: int = 0
     records: int = 0
@@ -133,6 +136,7 @@ def note(found: Found, loop: EngineLoop, wall: float, cpu: float) -> None:
     stats = loop.stats()
     found.wall_s.append(wall)
     found.cpu_s.append(cpu)
+    found.outside_s.append(wall - stats.insight.execute_s)
     found.steps = stats.steps
     found.refreshed = stats.insight.kernel.refresh_touches
     found.records = stats.insight.observed.written_records
@@ -157,6 +161,9 @@ def show(found: dict[str, Found]) -> None:
     for arm in ARMS[1:]:
         wall = [a / b for a, b in zip(off.wall_s, found[arm].wall_s, strict=True)]
         cpu = [a / b for a, b in zip(found[arm].cpu_s, off.cpu_s, strict=True)]
+        added = zip(found[arm].outside_s, off.outside_s, off.wall_s, strict=True)
+        share = median_interval([(on - without) / wall_s for on, without, wall_s in added])
+        print(f"  {arm} - off, outside the executor {share[0]:.3%} [{share[1]:.3%} to {share[2]:.3%}] of off")
         for name, values, target in (("throughput", wall, " (target >= 0.98)"), ("CPU", cpu, "")):
             middle, low, high = median_interval(values)
             print(f"  {arm} / off, {name:10} {middle:.4f} [{low:.4f} to {high:.4f}]{target}")

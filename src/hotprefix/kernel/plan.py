@@ -18,6 +18,8 @@ from hotprefix.errors import ProtocolError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.request import RequestId
 
+UNBOUNDED = 1 << 30  # repeats of a plan, where nothing sets an end to them
+
 
 class Finish(StrEnum):
     """Why a request ended."""

@@ -15,11 +15,10 @@ from enum import Enum
 from math import ceil
 
 from hotprefix.kernel.config import Order
+from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.order import CACHE_AWARE, Candidate, arranged
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State
-
-NEVER = 1 << 30
 
 
 class Verdict(Enum):
@@ -132,7 +131,7 @@ class Admission:
         def open_at(share: float) -> bool:
             return any(self._would_fit(seq, share) for seq in tried)
 
-        return 1 + bisect_left(shares, True, key=open_at) if open_at(shares[-1]) else NEVER
+        return 1 + bisect_left(shares, True, key=open_at) if open_at(shares[-1]) else UNBOUNDED
 
     def _would_fit(self, seq: Sequence, share: float) -> bool:
         """`fits`, without layer groups, as if that were the reserve."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.host import Moves
 from hotprefix.kernel.config import Order
+from hotprefix.kernel.plan import UNBOUNDED, Chunk, Stall, StepPlan
 from hotprefix.kernel.plan import Admission as AdmissionRecord
-from hotprefix.kernel.plan import Chunk, Stall, StepPlan
 from hotprefix.kernel.request import RequestId
-from hotprefix.kernel.sched.admit import NEVER, Admission, Verdict
+from hotprefix.kernel.sched.admit import Admission, Verdict
 from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sequence import Phase, Sequence
@@ -106,15 +106,15 @@ class Planner:
         """Passes in which nobody who waits could start."""
         s = self._s
         if not len(s.queue):
-            return NEVER
+            return UNBOUNDED
         if s.preempts:  # somebody may have to make room, and a slot
             return 1
         if not s.slots:
-            return NEVER
+            return UNBOUNDED
         if s.prefetch is not None or len(s.sessions):
             return 1
         if not s.coming_reserves:
-            return NEVER
+            return UNBOUNDED
         return self._admission.passes_shut(self._blocked) if not s.l1.groups else 1
 
     def _may_complete(self) -> int:

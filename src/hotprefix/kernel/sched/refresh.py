@@ -18,11 +18,11 @@ from hotprefix.kernel.cache.frames import Frames
 from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.cache.windows import wanted_pages
 from hotprefix.kernel.config import Eviction, Refresh, Role
+from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State
 
-UNBOUNDED = 1 << 30
 RECENCY_BASED = frozenset({Eviction.LRU, Eviction.SLRU, Eviction.REUSE})
 
 
