@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: serve test test-slow check bench setup clean
+.PHONY: serve test test-slow test-compiled check bench compile setup clean
 
 serve: $(READY)
 	$(BIN)/hotprefix serve --port $(PORT) $(ARGS)
@@ -19,6 +19,11 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
+# The kernel's and the lab's tests, run against the compiled copy.
+test-compiled: compile
+	HOTPREFIX_INTERPRETED=0 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile \
+		-m "not slow and not patches" tests/unit tests/property tests/golden $(ARGS)
+
 check: $(READY)
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
@@ -26,6 +31,10 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/hotprefix bench all --out $(OUT) $(ARGS)
+
+# Once after a change of the sources, about a minute: replays take half the time.
+compile: $(READY)
+	$(BIN)/hotprefix compile
 
 setup: $(READY)
 

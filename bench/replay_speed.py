@@ -42,6 +42,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from hotprefix import compiled
 from hotprefix.kernel.config import Flight, KernelConfig, Publication, Refresh
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.simulate import Replay, Tables, simulate
@@ -286,7 +287,8 @@ def main() -> None:
             for name in args.load:
                 profile(rows, LOADS[name], args.page)
             return
-        print(f"load {os.getloadavg()[0]:.1f} before")
+        kind = "compiled" if compiled.in_use() else "interpreted"
+        print(f"load {os.getloadavg()[0]:.1f} before; the kernel is {kind}")
         if args.peer_python is None:
             found = {name: compare(rows, LOADS[name], args, None) for name in args.load}
         else:

@@ -2,7 +2,8 @@
 
 Rules: exit status 0 done, 2 bad usage or input (one clear line on stderr), 1 our failure. Progress and
 tables go to stderr, machine-readable results to files or stdout. Heavy imports happen inside commands,
-so `--help` is instant and works without the engine's dependencies. Environment is read here only.
+so `--help` is instant and works without the engine's dependencies. Environment is read here, and in
+`compiled.py` before anything is loaded.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hotprefix import __version__
+from hotprefix import __version__, compiled
 from hotprefix.commands import trace
 from hotprefix.commands.calibrate import calibrate
+from hotprefix.commands.compile import compile_
 from hotprefix.commands.replay import replay
 from hotprefix.errors import ConfigError, HotprefixError, InputError
 from hotprefix.kernel.config import Eviction, Flight, Order, Prefetch, Publication, Refresh, Write
@@ -36,7 +38,7 @@ stderr = Console(stderr=True)
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
-        typer.echo(__version__)
+        typer.echo(f"{__version__} (kernel compiled)" if compiled.in_use() else __version__)
         raise typer.Exit
 
 
@@ -197,6 +199,7 @@ def inspect(
 
 app.command()(replay)
 app.command()(calibrate)
+app.command("compile")(compile_)
 app.add_typer(trace.app, name="trace")
 
 

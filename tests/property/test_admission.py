@@ -66,6 +66,7 @@ def test_who_is_known_not_to_fit_does_not_fit(
         )
 
 
+@pytest.mark.patches
 def test_a_request_that_waits_for_room_is_evaluated_once() -> None:
     seen: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:

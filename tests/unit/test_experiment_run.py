@@ -21,6 +21,7 @@ from hotprefix.lab.experiment.plan import Plan, plan
 from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.lab.experiment.run import run
 from hotprefix.lab.experiment.sweep import Task, Watch, attempt
+from hotprefix.lab.sim.cluster import Route
 from hotprefix.lab.sim.workload import Loop
 
 FILE = """
@@ -300,7 +301,7 @@ def test_the_bound_counts_each_instance_by_itself(path: Path) -> None:
     task = planned(path, sets=("trace.params.prompts=5",)).runs["wide", "lru"][0]
     both = replace(
         task, settings=task.settings.model_copy(update={"cluster": task.settings.cluster.model_copy(
-            update={"instances": 2, "route": "round_robin"})})
+            update={"instances": 2, "route": Route.ROUND_ROBIN})})
     )  # fmt: skip
     output = both.run(lambda done: None)
     requests = output.tables["requests"]

@@ -38,6 +38,7 @@ def told(monkeypatch: pytest.MonkeyPatch, trace: list[TraceRequest], loop: Loop)
     return found
 
 
+@pytest.mark.patches
 def test_the_kernel_hears_the_expected_wait_by_what_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = [
         request("a", None, USER, None, "s"), request("b", "a", TOOL, 500.0, "s"),
@@ -56,5 +57,6 @@ def test_the_kernel_hears_the_expected_wait_by_what_is_awaited(monkeypatch: pyte
     assert expected[1] > expected[0]
 
 
+@pytest.mark.patches
 def test_nobody_is_expected_where_there_are_no_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, [request("a", None, USER, None, None)], Loop.OPEN) == [None]

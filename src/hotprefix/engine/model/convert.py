@@ -23,6 +23,7 @@ from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, write
 from hotprefix.engine.model.weights import BlockSource, Weights
 from hotprefix.engine.text.gguf_meta import read_metadata
 from hotprefix.errors import ModelLoadError
+from hotprefix.userdir import default_cache_dir
 
 log = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
@@ -66,7 +67,7 @@ def _record(path: Path, cache_dir: Path | None, dtype: torch.dtype) -> Path:
     """The key is the file's place, not its state: a changed file replaces its old conversion."""
     if not path.is_file():
         raise ModelLoadError(f"no GGUF file at {path}")
-    folder = (cache_dir or store.default_cache_dir()) / "models"
+    folder = (cache_dir or default_cache_dir()) / "models"
     return folder / f"{store.digest(_FORMAT, str(path.resolve()), str(dtype))[:32]}.json"
 
 

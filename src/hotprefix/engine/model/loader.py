@@ -27,6 +27,7 @@ from hotprefix.engine.model.weights import BlockSource
 from hotprefix.engine.native import build
 from hotprefix.engine.native.ops import NativeOps
 from hotprefix.errors import ConfigError, ModelLoadError
+from hotprefix.userdir import default_cache_dir
 
 log = logging.getLogger(__name__)
 DECODE_WEIGHTS = ("auto", "dense", "quantised")
@@ -64,7 +65,7 @@ def load_model(
     if files.kind == "gguf":
         loaded = load_gguf(files.path, kind, cache_dir, progress)
     else:
-        loaded = _load_directory(files.path, cache_dir or store.default_cache_dir())
+        loaded = _load_directory(files.path, cache_dir or default_cache_dir())
     if progress is not None:
         progress("loading", 0.0)
     ops = ops or choose_ops(place)

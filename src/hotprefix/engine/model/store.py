@@ -1,4 +1,4 @@
-"""The per-user cache on disk. Owns: where it is, and atomic JSON and file writes into it.
+"""The per-user cache on disk. Owns: atomic JSON and file writes into it.
 
 Rules: everything in it can be rebuilt, so a reader treats anything odd as absent; a writer that cannot
 write (no space, no permission) says so once with a warning and the caller goes on without a cache.
@@ -10,22 +10,10 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-
-
-def default_cache_dir() -> Path:
-    """The platform's per-user cache folder for hotprefix."""
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "hotprefix"
 
 
 def identity(path: Path) -> list[Any]:

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from hotprefix.engine.model.store import default_cache_dir
 from hotprefix.errors import HotprefixError
+from hotprefix.userdir import default_cache_dir, private
 
 _HERE = Path(__file__).parent
 _BASE_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
@@ -97,8 +97,7 @@ def _cache_directory() -> Path:
     directory = default_cache_dir() / "native"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = directory.stat()
-        if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(directory, os.W_OK):
+        if private(directory) and os.access(directory, os.W_OK):
             return directory
     except OSError:
         pass

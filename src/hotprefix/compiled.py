@@ -1,0 +1,74 @@
+"""The kernel and the simulator as native code, where the user had them compiled. Owns: finding such a copy.
+
+Rules: the Python sources stay the truth. A copy (`hotprefix compile`, commands/compile.py) is named by the
+digest of every file it was made from and of this Python's binary interface, so an edited source, another
+version or another Python never meets a stale one: it runs interpreted. A copy where others than the user can
+write is never used. Nothing is decided by which of the two runs, and both give the same bytes.
+HOTPREFIX_INTERPRETED=1 leaves copies alone (the tests do).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+from hotprefix.userdir import default_cache_dir, private
+
+# Packages that a copy holds whole, and which of their modules are native in it: what each step of a replay
+# runs through. pydantic builds configurations from their annotations, which native classes do not keep.
+PACKAGES = ("kernel", "lab")
+NATIVE = (
+    "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py", "lab/trace/ideal.py",
+    "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/prompts.py", "lab/sim/record.py",
+    "lab/sim/storage.py", "lab/sim/workload.py",
+)  # fmt: skip
+INTERPRETED = ("kernel/config.py",)
+
+
+def search_path(source: Iterable[str]) -> list[str]:
+    """Where to look for the package's parts: a fitting copy first, if there is one."""
+    places = list(source)
+    copies = folder()
+    if os.environ.get("HOTPREFIX_INTERPRETED", "0") not in ("", "0") or not private(copies):
+        return places
+    copy = copies / digest(Path(places[0]))
+    return [str(copy), *places] if private(copy) else places
+
+
+def folder() -> Path:
+    """Where copies are kept."""
+    return default_cache_dir() / "compiled"
+
+
+def digest(package: Path) -> str:
+    """What a copy of these sources is called. Raises OSError."""
+    found = hashlib.sha256(str(sysconfig.get_config_var("SOABI")).encode())
+    for path in sources(package):
+        for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
+            found.update(len(part).to_bytes(8, "little"))
+            found.update(part)
+    return found.hexdigest()[:24]
+
+
+def sources(package: Path) -> Iterator[Path]:
+    """Every file a copy is made from, in a fixed order."""
+    yield package / "compiled.py"
+    for name in PACKAGES:
+        for place, folders, files in os.walk(package / name):
+            folders[:] = sorted(f for f in folders if f != "__pycache__")
+            yield from (Path(place, file) for file in sorted(files))
+
+
+def in_use() -> bool:
+    """Whether this process runs a copy; for people to know."""
+    return len(import_module("hotprefix").__path__) > 1
+
+
+def native(package: Path) -> list[Path]:
+    """The modules to be compiled, relative to the package."""
+    found = {path.relative_to(package) for pattern in NATIVE for path in package.glob(pattern)}
+    return sorted(p for p in found if p.name != "__init__.py" and p.as_posix() not in INTERPRETED)
