@@ -17,7 +17,8 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # defer_build: a run's process gets its settings pickled and validates nothing
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class TraceSpec(Frozen):
