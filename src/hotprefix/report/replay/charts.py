@@ -171,7 +171,8 @@ def _svg(figure: Figure, name: str) -> str:
     """Inline SVG: no prolog, no fixed size, ids of its own, the page's colours."""
     held = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    FigureCanvasSVG(figure).print_svg(held, metadata=nothing)  # savefig would lay out and draw twice
+    canvas: Any = FigureCanvasSVG(figure)
+    canvas.print_svg(held, metadata=nothing)  # savefig would lay out and draw twice
     text = held.getvalue()
     box = re.search(r'viewBox="([^"]+)"', text)
     body = text[text.index(">", text.index("<svg")) + 1 :]
