@@ -51,6 +51,10 @@ name = "lru"
 """
 
 
+# As a user has it: an interpreter told to keep no bytecode compiles every file of ours again in each process.
+USUAL = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def prepare(folder: Path, rows: Path, load: Load, page: int) -> None:
     (folder / "cost.json").write_text(cost_model(load).model_dump_json(), encoding="utf-8")
     text = EXPERIMENT.format(
@@ -63,7 +67,7 @@ def prepare(folder: Path, rows: Path, load: Load, page: int) -> None:
 
 def timed(command: list[str], folder: Path) -> tuple[float, str]:
     begun = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=USUAL, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - begun
     if done.returncode:
         raise SystemExit(f"{command[0]} ended with {done.returncode}: {done.stderr[-2000:]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -253,6 +254,17 @@ async def test_stop_reaches_a_child_that_has_only_begun_to_start() -> None:
     await engine.stop(60.0)
     with pytest.raises(EngineDead, match="exit status 0"):
         await starting
+    assert engine.state is State.STOPPED
+    assert engine.health().reason == "stopped: the engine was stopped"
+
+
+async def test_what_cannot_be_pickled_is_refused_and_forgotten() -> None:
+    async with running() as engine:
+        request = Generate("r", (loops.RUN, lambda: 2), SamplingParams())  # type: ignore[arg-type]
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            await engine.submit([request])
+        assert (engine.open_requests, engine._calls) == (0, {})
+        assert (await collect(engine, ask("r")))[-1].finish is Finish.LENGTH
 
 
 PARENT = """

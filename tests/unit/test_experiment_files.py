@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from hotprefix.errors import InputError
+from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Refresh
 from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.load import Changes, load, shipped
+from hotprefix.lab.experiment.plan import plan
 from hotprefix.lab.experiment.variants import arms, kernel, settings
 from hotprefix.lab.hypothesis import THRASH, Kind, Tolerance
 from hotprefix.lab.metric_names import METRICS
+from hotprefix.lab.sim.workload import Loop
+from tests.support.traces import mooncake, write_lines
 
 FILE = """
 name = "small"
@@ -138,6 +141,16 @@ def test_the_command_line_changes_what_is_held_fixed(path: Path, tmp_path: Path)
     assert experiment.slo.ttft_s == 1
 
 
+def test_the_command_line_leaves_out_what_a_file_sets(path: Path) -> None:
+    experiment = load(str(path), Changes(sets=("load.concurrency=", "kernel.order= ")))
+    assert experiment.settings.load.concurrency is None
+    assert experiment.settings.kernel == {"page_size": 32}
+    with pytest.raises(InputError, match=r"--set 'load.concurency=': .* does not set load.concurency"):
+        load(str(path), Changes(sets=("load.concurency=",)))
+    with pytest.raises(InputError, match=r"kernel.refresh: arm 'off' sets kernel.refresh"):
+        load(str(path), Changes(sets=("kernel.refresh=",)))
+
+
 def test_paths_in_a_file_are_relative_to_it(path: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("")
     experiment = load(edited(path, '"sample:agents"', '"mine.jsonl"'))
@@ -227,6 +240,20 @@ def test_a_shipped_experiment_loads_and_is_judged_by_rules_that_say_why() -> Non
         assert experiment.name == name
         assert experiment.hypotheses
         assert all(one.why for one in experiment.hypotheses), name
+
+
+def test_a_trace_of_arrivals_needs_no_sessions_alive(tmp_path: Path) -> None:
+    trace = str(write_lines(tmp_path / "t.jsonl", [mooncake(timestamp=1000 * i) for i in range(3)]))
+    with pytest.raises(ConfigError, match=r"load.concurrency=24: in open loop .*--set load.concurrency="):
+        plan(load("refresh-off-on", Changes(trace=trace)))
+    planned = plan(load("refresh-off-on", Changes(trace=trace, sets=("load.concurrency=",))))
+    assert {task.loop for task in planned.tasks} == {Loop.OPEN}
+
+
+def test_bursts_are_replayed_as_they_arrive_also_where_the_trace_has_sessions() -> None:
+    planned = plan(load("publication-x-flight", Changes(trace="sample:agents", limit=20)))
+    assert {task.loop for task in planned.tasks} == {Loop.OPEN}
+    assert {task.settings.load.speed for task in planned.tasks} == {1.0, 1e-5}
 
 
 def test_the_documented_file_and_metrics_are_the_real_ones(path: Path) -> None:

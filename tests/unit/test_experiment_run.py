@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "tiny.toml"
 
 
-def in_this_process(tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch) -> None:
+def in_this_process(
+    tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch, meanwhile: Callable[[], None] | None = None
+) -> None:
     """The sweep without its processes (test_experiment_sweep has those)."""
+    if meanwhile is not None:
+        meanwhile()
     for task in tasks:
         watch.ended(task, attempt(task, out, lambda done: None))
 

@@ -98,6 +98,17 @@ def test_failing_runs_cost_only_their_own_result(tmp_path: Path, marks: Path) ->
 
     sweep([Numbers("b", 2, marks)], store.out, jobs=1, watch=Told())
     assert store.finished("b")
+
+
+def test_what_can_be_done_meanwhile_is_done_once_before_the_first_run_ends(
+    tmp_path: Path, marks: Path
+) -> None:
+    store, told, ends = RunStore(tmp_path / "out"), Told(), list[int]()
+    store.claim("h" * 64, "numbers", force=False)
+    tasks = [Numbers(key, 1, marks) for key in "abc"]
+    sweep(tasks, store.out, jobs=1, watch=told, meanwhile=lambda: ends.append(len(told.ends)))
+    assert ends == [0]
+    assert [store.finished(key) for key in "abc"] == [True] * 3
     assert store.failure("b") is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,13 +95,52 @@ def test_layers_import_downwards_only(path: Path) -> None:
             )
 
 
+def loaded_by(*modules: str) -> set[str]:
+    """Names of the modules that a fresh interpreter holds after importing these."""
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
 def test_importing_the_kernel_loads_nothing_heavy() -> None:
     modules = [name_of(p) for p in MODULES if layer(p) == "kernel"]
-    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = set(loaded.stdout.split())
+    names = loaded_by(*modules)
     assert "hotprefix.kernel.kernel" in names
     heavy = {"torch", "starlette", "uvicorn", "asyncio", "pydantic", "transformers", "tokenizers", "rich"}
     ours_above = {n for n in names if n.startswith("hotprefix.") and n.split(".")[1] in LAYERS.keys() - BELOW}
     assert not heavy & names
     assert not ours_above
+
+
+def tops(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_entry_point_loads_nothing_because_each_process_we_start_imports_it_again() -> None:
+    names = loaded_by("hotprefix.__main__")
+    assert {n for n in names if n.startswith("hotprefix")} == {"hotprefix", "hotprefix.__main__"}
+    assert not {"typer", "rich"} & names
+    script = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert script == {"hotprefix": "hotprefix.__main__:main"}
+
+
+def test_help_loads_no_command() -> None:
+    names = loaded_by("hotprefix.cli")
+    assert "hotprefix.commands.replay" in names
+    assert not {"numpy", "polars", "pydantic", "matplotlib", "torch", "asyncio"} & names
+    assert not {n for n in names if n.startswith(("hotprefix.lab", "hotprefix.engine", "hotprefix.report"))}
+
+
+def test_a_run_of_a_sweep_loads_what_it_computes_with_and_no_more() -> None:
+    names = loaded_by("hotprefix.lab.experiment.task")
+    assert {"polars", "hotprefix.kernel.kernel", "hotprefix.lab.sim.simulate"} <= names
+    assert not {"matplotlib", "scipy", "jinja2", "typer", "rich", "torch"} & tops(names)
+    assert not {n for n in names if n.startswith(("hotprefix.engine", "hotprefix.report", "hotprefix.bench"))}
+    assert not {f"hotprefix.lab.trace.{n}" for n in ("azure", "eventlog", "generate.registry")} & names
+
+
+def test_a_replay_s_report_needs_neither_engine_nor_bench() -> None:
+    names = loaded_by("hotprefix.report.replay.write", "hotprefix.lab.experiment.run")
+    assert "matplotlib" in names
+    assert not {"torch", "matplotlib.pyplot"} & names
+    assert not {n for n in names if n.startswith(("hotprefix.engine", "hotprefix.bench", "hotprefix.server"))}

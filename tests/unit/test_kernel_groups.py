@@ -369,7 +369,7 @@ def test_without_groups_nothing_is_given() -> None:
         (lambda: window(4, 0), r"groups.window=0: give"),
         (lambda: LayerGroup(GroupKind.WINDOW, 4), r"groups.window=None: give"),
         (lambda: LayerGroup(GroupKind.RECURRENT, 4, 3), r"groups.window=3: a recurrent state has none"),
-        (lambda: LayerGroup("window", 4, 3), r"groups.kind='window': give one of"),  # type: ignore[arg-type]
+        (lambda: LayerGroup("window", 4, 3), r"groups.kind='window' is a str: give one of GroupKind.WINDOW"),  # type: ignore[arg-type]
         (lambda: KernelConfig(9, 4, groups=(window(4),)), r"groups.frames=4: a window of 17 tokens needs 5"),
         (
             lambda: KernelConfig(9, 4, groups=(window(9),), tiers=TierConfig(pages=4)),

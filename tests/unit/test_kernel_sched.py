@@ -426,6 +426,24 @@ def test_events_tell_each_requests_story_in_order_and_once() -> None:
     assert (done.cached, done.computed, done.outputs, done.retractions) == (28, 4, 3, 0)
 
 
+def test_a_prefill_starts_with_its_first_chunk_also_where_admission_found_no_page() -> None:
+    events: list[object] = []
+    d = Driver(64, 4, sink=events.append, max_batched_tokens=16)
+    grow = d.kernel._s.tables.grow
+    d.kernel._s.tables.grow = lambda *_: False  # type: ignore[method-assign]
+    d.submit("a", list(range(10)), 2)
+    d.step()
+    names = [type(e).__name__ for e in events]
+    assert "Admitted" in names
+    assert "PrefillStarted" not in names
+    d.kernel._s.tables.grow = grow  # type: ignore[method-assign]
+    d.run().assert_cold_equal()
+    story = [type(e).__name__ for e in events if getattr(e, "request", None) == "a"]
+    assert [s for s in story if s != "Published"] == [
+        "Enqueued", "Admitted", "PrefillStarted", "PrefillDone", "FirstToken", "Finished",
+    ]  # fmt: skip
+
+
 # -- sessions -------------------------------------------------------------------------------------
 
 

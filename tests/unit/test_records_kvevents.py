@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
+from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.cache.keys import chain, root_key
@@ -23,6 +24,7 @@ from hotprefix.records.kvevents import (
     Stored,
     block_hash,
 )
+from hotprefix.records.open import open_recorder
 from tests.support import kv_wire
 from tests.support.observed import WatchedDriver, program, run
 
@@ -294,6 +296,20 @@ def test_addresses_that_cannot_be_had_are_refused(publisher: KVPublisher) -> Non
     for address in (publisher.endpoint, "nonsense", "tcp://256.1.1.1:1"):
         with pytest.raises(ConfigError, match="cannot bind"):
             KVPublisher(address)
+
+
+def test_addresses_are_checked_before_a_model_is_loaded(publisher: KVPublisher) -> None:
+    taken = publisher.endpoint
+    for config in (
+        EngineConfig(kv_events="nonsense"),
+        EngineConfig(kv_events=taken),
+        EngineConfig(kv_events="tcp://127.0.0.1:*", kv_events_replay=taken),
+    ):
+        with pytest.raises(ConfigError, match="cannot bind"):
+            open_recorder(config)
+    publisher.close()
+    open_recorder(EngineConfig(kv_events=taken))
+    KVPublisher(taken).close()  # it was let go of
 
 
 def test_closing_sends_what_is_queued() -> None:

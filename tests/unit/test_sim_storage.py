@@ -149,10 +149,18 @@ def test_lines_out_of_order_arrive_in_order() -> None:
 
 def test_speed_is_refused_where_it_would_change_nothing() -> None:
     with pytest.raises(
-        ConfigError, match=r"load.speed=2: in closed loop .*; leave it out .*open loop"
+        ConfigError, match=r"load.speed=2: in closed loop .*; leave it out .*load.loop=open"
     ) as caught:
         replay(agents(1, 1), speed=2.0, loop=Loop.CLOSED)
     assert caught.value.param == "load.speed"
+
+
+def test_concurrency_is_refused_where_it_would_change_nothing() -> None:
+    with pytest.raises(
+        ConfigError, match=r"load.concurrency=2: in open loop .*; leave it out .*load.loop=closed"
+    ) as caught:
+        replay(agents(1, 1), concurrency=2, loop=Loop.OPEN)
+    assert caught.value.param == "load.concurrency"
 
 
 def test_with_bounded_concurrency_a_session_begins_when_its_turn_comes() -> None:

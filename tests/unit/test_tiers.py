@@ -619,8 +619,11 @@ def test_sources_and_events_say_the_same() -> None:
         ({"pages": 0}, "tiers.pages=0"),
         ({"pages": 1, "fetch_window": 0}, "tiers.fetch_window=0"),
         ({"pages": 1, "prefetch_timeout_s": -1}, "prefetch_timeout_s=-1"),
-        ({"pages": 1, "write": "through the roof"}, "give one of through, selective, back"),
-        ({"pages": 1, "prefetch": "never"}, "best_effort, wait_complete, timeout"),
+        (
+            {"pages": 1, "write": "through the roof"},
+            "tiers.write=.* give one of Write.THROUGH, Write.SELECTIVE, Write.BACK",
+        ),
+        ({"pages": 1, "prefetch": "never"}, "Prefetch.BEST_EFFORT, Prefetch.WAIT_COMPLETE, Prefetch.TIMEOUT"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, object], message: str) -> None:

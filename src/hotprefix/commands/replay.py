@@ -66,7 +66,6 @@ def replay(
         raise InputError("give an experiment and --out DIR (experiments: hotprefix replay --list)")
     from hotprefix.lab.experiment.ray_sweep import LOCAL
     from hotprefix.lab.experiment.run import run
-    from hotprefix.report.replay.write import write
 
     found = run(
         load(experiment, Changes(trace, limit, seeds, tuple(set_ or ()))),
@@ -76,7 +75,10 @@ def replay(
         ray=ray_address or (LOCAL if ray else None),
         force=force,
         command=_command(experiment, trace, limit, seeds, set_ or []),
+        meanwhile=_load_report,
     )
+    from hotprefix.report.replay.write import write
+
     write(found, out, stderr)
     if json:
         typer.echo((out / "summary.json").read_text(encoding="utf-8"), nl=False)
@@ -85,6 +87,11 @@ def replay(
             f"{len(found.problems)} runs have no result; the same command tries them again", style="red"
         )
         raise typer.Exit(1)
+
+
+def _load_report() -> None:
+    """matplotlib takes half a second to import: most of it while the runs go."""
+    import hotprefix.report.replay.write  # noqa: F401
 
 
 def _against_live(

@@ -237,8 +237,8 @@ class AsyncEngine:
             raise EngineDead(f"the engine is {self._state}: {self._reason}")
         call = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
+        self._child.send(message(call))  # raises where it cannot be pickled: then nobody is to answer
         self._calls[call] = (future, ids)
-        self._child.send(message(call))
         return future
 
     def _spawn(self) -> None:
@@ -325,7 +325,8 @@ class AsyncEngine:
         self._tell_all(ended)
         error = self._refused or ended
         if self._loaded and not self._loaded.done():
-            self._state, self._reason = State.FAILED, str(error)
+            if self._state is not State.STOPPED:  # asked to end while it was loading
+                self._state, self._reason = State.FAILED, str(error)
             self._loaded.set_exception(error)
         if self._state in (State.STOPPED, State.FAILED):
             return

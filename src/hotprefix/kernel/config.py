@@ -249,6 +249,9 @@ class KernelConfig:
 
 def _require_kinds(config: object, kinds: Iterable[tuple[str, type[StrEnum]]], prefix: str = "") -> None:
     for name, kind in kinds:
-        if not isinstance(getattr(config, name), kind):
-            allowed = ", ".join(kind)
-            raise ConfigError(f"{prefix}{name}={getattr(config, name)!r}: give one of {allowed}", param=name)
+        value = getattr(config, name)
+        if not isinstance(value, kind):
+            allowed = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+            raise ConfigError(
+                f"{prefix}{name}={value!r} is a {type(value).__name__}: give one of {allowed}", param=name
+            )

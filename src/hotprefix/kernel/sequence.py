@@ -33,8 +33,9 @@ class Sequence:
     recomputed: positions below it that were computed again.
     shut: with which match, room given back and reserve it was found not to fit.
     usable: what of `memo` all layer groups can go on from, with what it was derived from. windows: per
-    layer group, the first page index its window covers. place: grows from admission to admission, so that the
-    running batch is in its order. since, due: while it cruises (cruise.py), from and to which clock.
+    layer group, the first page index its window covers. started: whether a chunk was planned since its last
+    admission. place: grows from admission to admission, so that the running batch is in its order. since,
+    due: while it cruises (cruise.py), from and to which clock.
     Times are the driver's clock, seconds."""
 
     __slots__ = (
@@ -42,7 +43,7 @@ class Sequence:
         "computed_total", "dirty_from", "due", "executed", "failures", "fetch", "fetch_decided",
         "from_storage", "handle", "highest", "host", "last", "length", "matched_at_enqueue", "memo",
         "outputs", "overtaken", "phase", "place", "recomputed", "request", "retractions", "said", "saved",
-        "serial", "shared", "shut", "since", "slot", "storage", "suspect_until", "table", "target",
+        "serial", "shared", "shut", "since", "slot", "started", "storage", "suspect_until", "table", "target",
         "target_key", "usable", "windows",
     )  # fmt: skip
 
@@ -63,6 +64,7 @@ class Sequence:
         self.handle: Node | None = None
         self.slot = -1
         self.place = 0
+        self.started = False
         self.since: int | None = None
         self.due = 0
         self.dirty_from = 0

@@ -190,6 +190,7 @@ class State:
         seq.adopted = seq.computed
         self._admissions += 1
         seq.place = self._admissions
+        seq.started = False
         self._running.append(seq)
         self.awake.append(seq)
         resident = (match.pages - match.planned) * self.config.page_size if match else 0

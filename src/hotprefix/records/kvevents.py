@@ -142,6 +142,11 @@ def _array(event: PageEvent) -> list[Any]:
             return ["AllBlocksCleared"]
 
 
+def check_addresses(endpoint: str, replay: str | None) -> None:
+    """Take the addresses of a `KVPublisher` and let go of them again. Raises ConfigError as it does."""
+    KVPublisher(endpoint, replay).close()
+
+
 class KVPublisher:
     """Publishes on `endpoint` (bound), replays on `replay` (bound; None = no replay). Raises ConfigError
     where an address cannot be had or pyzmq and msgspec are not installed."""

@@ -1,8 +1,7 @@
 """From settings to a recorder. Owns: `open_recorder`.
 
 Rule: reads no environment (the OpenTelemetry SDK reads its own). A recorder always counts which prefixes are
-hot; log, KV events and spans are asked for. What the log and spans need is found wanting here, before a model
-is loaded.
+hot; log, KV events and spans are asked for. What they need is found wanting here, before a model is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError
 from hotprefix.records.fingerprint import load_key
-from hotprefix.records.kvevents import Form, KVPublisher
+from hotprefix.records.kvevents import Form, KVPublisher, check_addresses
 from hotprefix.records.parts import check_place
 from hotprefix.records.recorder import Recorder, RecordOptions
 
@@ -22,11 +21,14 @@ if TYPE_CHECKING:
 
 
 def open_recorder(config: EngineConfig) -> Recorder:
-    """What an engine with these settings is watched by. Raises ConfigError (log, key file, spans)."""
+    """What an engine with these settings is watched by. Raises ConfigError (log, key file,
+    addresses, spans)."""
     events = Path(config.events) if config.events else None
     if events is not None:
         check_place(events)
     address, replay, form = config.kv_events, config.kv_events_replay, Form(config.kv_events_form)
+    if address is not None:
+        check_addresses(address, replay)
     return Recorder(
         RecordOptions(
             key=load_key(Path(config.events_key_file) if config.events_key_file else None),

@@ -6,8 +6,10 @@ Rules: a missing figure is a dash; a change that the spread could explain is nev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hotprefix.bench.summary import Figure
+if TYPE_CHECKING:  # most that write figures have nothing to do with the bench
+    from hotprefix.bench.summary import Figure
 
 DASH = "–"
 _MS_BELOW = 0.9995  # seconds

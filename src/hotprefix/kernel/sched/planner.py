@@ -270,6 +270,10 @@ class Planner:
         self._budget -= stop - start
         if self._s.rules.plan_ahead and stop // self._s.config.page_size > seq.shared:
             self._plan_ahead(seq, stop)
+        if not seq.started:
+            seq.started = True
+            if self._s.emit.on:
+                self._s.emit(ev.PrefillStarted(self._s.now, seq.request.id))
 
     def _stop(self, start: int, length: int) -> int:
         """Where a chunk from `start` ends under the budget; `start` itself where it has to wait."""
@@ -321,10 +325,8 @@ class Planner:
         return self._stop(start, seq.length) > start
 
     def _start(self, seq: Sequence) -> None:
-        s = self._s
         self._admitted.append(AdmissionRecord(seq.request.id, seq.slot, seq.computed))
-        if self._add_chunk(seq) and s.emit.on:
-            s.emit(ev.PrefillStarted(s.now, seq.request.id))
+        self._add_chunk(seq)
 
     def _preempt(self) -> None:
         """For the first that could start: one whose pages are still on their way would not use the room."""

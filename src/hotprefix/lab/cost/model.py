@@ -29,7 +29,8 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # defer_build: a run's process gets its cost model pickled and validates nothing
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class Link(_Frozen):

@@ -28,7 +28,7 @@ SETTINGS = frozenset(Settings.model_fields)
 @dataclass(frozen=True, slots=True)
 class Changes:
     """What the command line changes. trace: replaces the trace section whole. sets: "key=value", value as in
-    TOML or a bare word."""
+    TOML or a bare word; "key=" leaves out what the file sets."""
 
     trace: str | None = None
     limit: int | None = None
@@ -103,7 +103,10 @@ def _apply(raw: dict[str, Any], changes: Changes) -> None:
         if not equals or not key.strip():
             raise InputError(f"--set {text!r}: give key=value, for example kernel.order=lpm", param="set")
         _refuse_varied(raw, key.strip())
-        put(raw, key.strip(), _value(value.strip()))
+        if value.strip():
+            put(raw, key.strip(), _value(value.strip()))
+        else:
+            _leave_out(raw, key.strip())
     if changes.trace is not None:
         _refuse_varied(raw, "trace")
         raw["trace"] = {"source": changes.trace}
@@ -111,6 +114,19 @@ def _apply(raw: dict[str, Any], changes: Changes) -> None:
         put(raw, "trace.limit", changes.limit)
     if changes.seeds is not None:
         raw["seeds"] = changes.seeds
+
+
+def _leave_out(raw: dict[str, Any], key: str) -> None:
+    table: Any = raw
+    *way, last = key.split(".")
+    for part in way:
+        table = table.get(part) if isinstance(table, dict) else None
+    if not isinstance(table, dict) or last not in table:
+        raise InputError(
+            f"--set '{key}=': the experiment does not set {key}, so there is nothing to leave out",
+            param="set",
+        )
+    del table[last]
 
 
 def _refuse_varied(raw: dict[str, Any], key: str) -> None:

@@ -7,6 +7,7 @@ holds one experiment; another one is refused before anything runs.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -31,9 +32,11 @@ def run(
     ray: str | None = None,
     force: bool = False,
     command: str = "",
+    meanwhile: Callable[[], None] | None = None,
 ) -> ExperimentResult:
     """Do what is missing, write OUT/requests.parquet, and say what was found. jobs: runs at a time, None =
-    one a core. ray: address of a cluster, None = processes here. Raises InputError (file, trace, folder)."""
+    one a core. ray: address of a cluster, None = processes here. meanwhile: see `sweep`. Raises InputError
+    (file, trace, folder)."""
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs {jobs}: give a whole number >= 1", param="jobs")
     with console.status(f"{experiment.name}: reading the trace"):
@@ -42,12 +45,15 @@ def run(
     with store.alone():
         store.claim(planned.identity, experiment.name, force=force)
         store.tidy()
-        _sweep(planned, store, console, jobs or os.cpu_count() or 1, ray)
+        _sweep(planned, store, console, jobs or os.cpu_count() or 1, ray, meanwhile)
         write_requests(planned, store, out / "requests.parquet")
         return collect(planned, store, command=command)
 
 
-def _sweep(planned: Plan, store: RunStore, console: Console, jobs: int, ray: str | None) -> None:
+def _sweep(
+    planned: Plan, store: RunStore, console: Console, jobs: int, ray: str | None,
+    meanwhile: Callable[[], None] | None,
+) -> None:  # fmt: skip
     tasks = planned.tasks
     left = [task for task in tasks if not store.finished(task.key)]
     bar = Progress(
@@ -57,7 +63,7 @@ def _sweep(planned: Plan, store: RunStore, console: Console, jobs: int, ray: str
     with bar:
         watch = _Bar(bar, planned.experiment.name, total=len(tasks), done=len(tasks) - len(left))
         if ray is None:
-            sweep(left, store.out, jobs=jobs, watch=watch)
+            sweep(left, store.out, jobs=jobs, watch=watch, meanwhile=meanwhile)
         elif left:
             ray_sweep(left, store.out, address=ray, jobs=jobs, watch=watch)
 

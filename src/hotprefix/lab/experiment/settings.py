@@ -17,7 +17,8 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # defer_build: a run's process gets its settings pickled and validates nothing
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class TraceSpec(Frozen):
@@ -44,11 +45,11 @@ class TraceSpec(Frozen):
 
 class LoadSpec(Frozen):
     """When they arrive. loop: closed (a session's next turn follows its answer), open (arrivals as
-    recorded), auto = closed where the trace has sessions. Closed loop only: concurrency, sessions alive at a
-    time; without it they begin as recorded, or session_rate a second (Poisson) where that is not recorded.
-    Open loop only (refused in closed): speed, how many times faster than recorded. horizon_s: when the replay
-    stops, finished or not; None = when everything has ended. warm_up: the first so many requests fill the
-    caches and are not reported."""
+    recorded), auto = closed where the trace has sessions. Closed loop only (refused in open): concurrency,
+    sessions alive at a time; without it they begin as recorded, or session_rate a second (Poisson) where that
+    is not recorded. Open loop only (refused in closed): speed, how many times faster than recorded.
+    horizon_s: when the replay stops, finished or not; None = when everything has ended. warm_up: the first so
+    many requests fill the caches and are not reported."""
 
     loop: Literal["auto", "open", "closed"] = "auto"
     concurrency: Count | None = None

@@ -60,8 +60,11 @@ class _Live:
     done: Any = field(repr=False)  # shared count of ended requests
 
 
-def sweep(tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch) -> None:
-    """Do the tasks, `jobs` at a time, in the order given; returns when each has a result or a failure."""
+def sweep(
+    tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch, meanwhile: Callable[[], None] | None = None
+) -> None:
+    """Do the tasks, `jobs` at a time, in the order given; returns when each has a result or a failure.
+    meanwhile: called once, while the first runs go and there is nothing to do here."""
     context = mp.get_context("spawn")
     waiting, live = list(reversed(tasks)), dict[int, _Live]()
     try:
@@ -71,6 +74,9 @@ def sweep(tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch) -> None:
                 process = context.Process(target=_child, args=(task, out, done), daemon=True)
                 process.start()
                 live[process.sentinel] = _Live(task, process, done)
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
             for sentinel in wait(list(live), timeout=POLL_S):
                 one = live.pop(cast(int, sentinel))
                 one.process.join()
@@ -93,6 +99,7 @@ def _child(task: Task, out: Path, done: Any) -> None:
         done.value = requests
 
     attempt(task, out, progress)
+    os._exit(0)  # what is kept is on disk: taking apart what a replay built would last a quarter of a second
 
 
 def _end_with_parent() -> None:

@@ -41,7 +41,7 @@ class ReplayTask:
             route=chosen.cluster.route,
             storage_pages=chosen.cluster.storage_pages,
             loop=self.loop,
-            concurrency=load.concurrency if self.loop is Loop.CLOSED else None,
+            concurrency=load.concurrency,
             speed=load.speed,
             horizon_s=load.horizon_s,
             warm_up=load.warm_up,

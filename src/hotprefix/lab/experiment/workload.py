@@ -16,7 +16,6 @@ from typing import Any
 from hotprefix.errors import InputError
 from hotprefix.lab.experiment.settings import LoadSpec, TraceSpec
 from hotprefix.lab.trace.agents import Assumed, SessionStarts
-from hotprefix.lab.trace.generate.registry import generate_trace
 from hotprefix.lab.trace.info import TraceInfo, info
 from hotprefix.lab.trace.open import SAMPLES, open_trace
 from hotprefix.lab.trace.problems import require_prefixes, require_sessions
@@ -26,6 +25,8 @@ from hotprefix.lab.trace.record import Provenance, Trace, TraceRequest
 def open_workload(spec: TraceSpec, load: LoadSpec, seed: int) -> Trace:
     """The trace. seed: of generators and of session starts. Raises InputError."""
     if spec.generate is not None:
+        from hotprefix.lab.trace.generate.registry import generate_trace  # a recorded trace needs none
+
         trace: Trace = generate_trace(spec.generate, spec.params, seed=seed, limit=spec.limit)
     else:
         trace = open_trace(

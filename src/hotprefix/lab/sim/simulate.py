@@ -38,7 +38,7 @@ class Replay:
     """What one replay holds fixed. Raises ConfigError.
 
     kernel: of every instance. links: of the tiers below L1, the cost model's where None. storage_pages: of
-    the shared L3. concurrency: sessions alive at a time (closed loop). speed: open loop, how many times as
+    the shared L3. concurrency: closed loop, sessions alive at a time. speed: open loop, how many times as
     fast as recorded. horizon_s: stop then; what has not finished counts as unfinished. warm_up: the first
     so many requests to arrive fill the caches and are not reported. window_s: of the window table. log:
     write every event there. repeats: at most so many repeats of a plan; the outcome does not depend on it.
@@ -71,8 +71,16 @@ class Replay:
         if self.speed != 1 and self.loop is Loop.CLOSED:
             raise ConfigError(
                 f"load.speed={self.speed:g}: in closed loop a turn follows the answer before it, when that "
-                "comes; leave it out (concurrency makes the load there), or replay in open loop",
+                "comes; leave it out (load.concurrency makes the load there), or replay in open loop "
+                "(load.loop=open)",
                 param="load.speed",
+            )
+        if self.concurrency is not None and self.loop is Loop.OPEN:
+            raise ConfigError(
+                f"load.concurrency={self.concurrency}: in open loop requests arrive as recorded, however "
+                "many sessions that makes; leave it out (--set load.concurrency=; load.speed makes the load "
+                "there), or replay in closed loop (load.loop=closed)",
+                param="load.concurrency",
             )
         if self.warm_up < 0:
             raise ConfigError(f"warm_up={self.warm_up}: give 0 or more", param="warm_up")

@@ -1,7 +1,8 @@
 """From a path or a name to a trace. Owns: `open_trace`, the list of formats, and telling them apart.
 
 Rules: nothing is read but the beginning until the trace is iterated. A format that cannot be told is an
-error that lists those there are.
+error that lists those there are. A format's parser is imported where a file has that format: each run of a
+sweep opens its trace again.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from hotprefix.errors import InputError
-from hotprefix.lab.trace import azure, eventlog, mooncake
 from hotprefix.lab.trace.agents import Assumed, CodingAgents, SessionStarts, parse_session
 from hotprefix.lab.trace.clock import Clock, Unit, from_zero, in_order
 from hotprefix.lab.trace.lines import first_bytes, lines, read_requests
 from hotprefix.lab.trace.problems import BadTrace, Report
-from hotprefix.lab.trace.read import Canonical, read_header
 from hotprefix.lab.trace.record import Provenance, TraceRequest
 from hotprefix.lab.trace.streamed import StreamedTrace
 
@@ -102,6 +101,8 @@ def _stem(path: Path) -> str:
 
 
 def _open_canonical(path: Path, options: _Options) -> StreamedTrace:
+    from hotprefix.lab.trace.read import Canonical, read_header
+
     header = read_header(path)
     if options.block_size not in (None, header.block_size):
         raise InputError(
@@ -120,6 +121,8 @@ def _open_canonical(path: Path, options: _Options) -> StreamedTrace:
 
 
 def _open_mooncake(path: Path, options: _Options) -> StreamedTrace:
+    from hotprefix.lab.trace import mooncake
+
     size = options.block_size or mooncake.BLOCK_SIZE
 
     def read(report: Report) -> Iterator[TraceRequest]:
@@ -147,6 +150,8 @@ def _open_agents(path: Path, options: _Options) -> StreamedTrace:
 
 
 def _open_azure(path: Path, options: _Options) -> StreamedTrace:
+    from hotprefix.lab.trace import azure
+
     def read(report: Report) -> Iterator[TraceRequest]:
         return from_zero(in_order(read_requests(path, azure.Azure(), report), report))
 
@@ -155,6 +160,8 @@ def _open_azure(path: Path, options: _Options) -> StreamedTrace:
 
 
 def _open_events(path: Path, options: _Options) -> StreamedTrace:
+    from hotprefix.lab.trace import eventlog
+
     def read(report: Report) -> Iterator[TraceRequest]:
         return from_zero(in_order(eventlog.read_events(path, report), report))
 

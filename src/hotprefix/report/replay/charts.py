@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -170,7 +171,8 @@ def _svg(figure: Figure, name: str) -> str:
     """Inline SVG: no prolog, no fixed size, ids of its own, the page's colours."""
     held = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    figure.savefig(held, format="svg", metadata=nothing)
+    canvas: Any = FigureCanvasSVG(figure)
+    canvas.print_svg(held, metadata=nothing)  # savefig would lay out and draw twice
     text = held.getvalue()
     box = re.search(r'viewBox="([^"]+)"', text)
     body = text[text.index(">", text.index("<svg")) + 1 :]
