@@ -48,7 +48,7 @@ class Planner:
         self._chunks, self._places, self._admitted, self._retracted = [], [], [], []
         self._blocked = []
         self._prefilled = False
-        s.relax()
+        s.reserve.relax()
         s.sessions.expire(s.now)
         s.l1.tree.lapse(s.now)
         self._refresh.run()
@@ -113,7 +113,7 @@ class Planner:
             return UNBOUNDED
         if s.prefetch is not None or len(s.sessions):
             return 1
-        if not s.coming_reserves:
+        if not s.reserve.coming:
             return UNBOUNDED
         return self._admission.passes_shut(self._blocked) if not s.l1.groups else 1
 
@@ -339,7 +339,7 @@ class Planner:
 
     def _retract(self, seq: Sequence, reason: str) -> None:
         self._s.retract(seq, reason)
-        self._s.reserve_all()
+        self._s.reserve.fill()
         self._retracted.append(seq.request.id)
 
     # -- stall ------------------------------------------------------------------------------------
