@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.cache.evict import lru
+from hotprefix.kernel.cache.evict import POLICIES
 from hotprefix.kernel.cache.tree import PrefixTree
+from hotprefix.kernel.config import Eviction
 from hotprefix.kernel.request import Namespace
 
 TOKENS = 131_072
@@ -49,7 +50,7 @@ def save(tree: PrefixTree, key: bytes, pages: list[int]) -> None:
 
 def in_runs(page: int, key: bytes, run: int) -> PrefixTree:
     """The key in runs of `run` tokens, each published by somebody else."""
-    tree = PrefixTree(page, lru)
+    tree = PrefixTree(page, POLICIES[Eviction.LRU])
     for end in range(run, TOKENS + 1, run):
         save(tree, key[: end * tk.TOKEN_BYTES], list(range(end // page)))
     assert tree.nodes == TOKENS // run
@@ -57,7 +58,7 @@ def in_runs(page: int, key: bytes, run: int) -> PrefixTree:
 
 
 def leaves(page: int) -> PrefixTree:
-    tree = PrefixTree(page, lru)
+    tree = PrefixTree(page, POLICIES[Eviction.LRU])
     common = tk.encode(range(10_000_000, 10_000_256))
     for n in range(LEAVES):
         key = common + tk.encode(range(1000 * n, 1000 * n + 64))

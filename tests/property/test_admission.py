@@ -37,12 +37,12 @@ def watched(seen: Counter[str]) -> dict[str, Callable[..., Any]]:
         found = shut(self, seq)
         if found:
             self._owed_at = (-1, -1, 0.0)
-            assert not self._would_fit(seq, self._s.reserve)
+            assert not self._would_fit(seq, self._s.reserve.share)
             seen["shut"] += 1
         return found
 
     def checked_attempt(self: Admission, seq: Sequence) -> object:
-        would = self._would_fit(seq, self._s.reserve)
+        would = self._would_fit(seq, self._s.reserve.share)
         assert would == fits_when_pinned(self, seq)
         seen[f"fits {would}"] += 1
         return attempt(self, seq)

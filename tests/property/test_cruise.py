@@ -48,7 +48,7 @@ class Program:
         self.d = Driver(
             pages, page, sink=self.told.append, max_running=BUDGET, max_batched_tokens=BUDGET, **config
         )
-        self.d.kernel._planner._cruises = cruises
+        self.d.kernel._planner._draft._cruises = cruises
         self.progress: list[tuple[Progress, ...]] = []
         self.sampled: dict[str, bytes] = {}
         self.inside = 0

@@ -170,7 +170,7 @@ class KernelMachine(RuleBasedStateMachine):
         if not hasattr(self, "d"):
             return
         s, count = self.d.kernel._s, self.d.kernel.counters
-        planned = sum(len(node.pages) for node in s.l1.tree._planned)
+        planned = sum(len(node.pages) for node in s.l1.tree._forest.planned)
         assert count.indexed_pages - count.evicted_pages == s.l1.tree.total_pages - planned
         if self.in_flight is None:
             self.d.kernel.check()

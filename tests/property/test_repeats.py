@@ -163,7 +163,7 @@ def test_repeats_do_not_put_off_a_preemption() -> None:
         d.submit("low", [2] * 5, 70, priority=1)
         while d.now < 5:
             program._step(5)
-        d.kernel._s.reserve_all()  # as after a retraction
+        d.kernel._s.reserve.fill()  # as after a retraction
         d.submit("head", [3] * 10, 90, priority=0)
         while d.kernel.has_work:
             program._step(10**9)

@@ -40,8 +40,8 @@ def snapshot(tree: PrefixTree) -> object:
         return (n.serial, n.key, tuple(n.pages), stats, [node(c) for c in n.children.values()])
 
     heap = [(key, seq, leaf.serial) for key, seq, leaf in tree._heap._heap]
-    counts = (tree.nodes, tree.total_pages, tree.protected_pages, tree._tick, tree._serial)
-    return [(ns, node(root)) for ns, root in tree._roots.items()], heap, counts
+    counts = (tree.nodes, tree.total_pages, tree.protected_pages, tree._tick, tree._forest._serial)
+    return [(ns, node(root)) for ns, root in tree._forest.roots.items()], heap, counts
 
 
 class TreeMachine(RuleBasedStateMachine):
@@ -266,7 +266,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert held == {place: p.page for place, p in self.oracle.pages.items()}
         assert (self.tree.nodes, self.tree.total_pages) == (nodes, len(held))
         assert self.tree.protected_pages == self.oracle.protected
-        assert {p[0] for p in held} <= set(self.tree._roots)
+        assert {p[0] for p in held} <= set(self.tree._forest.roots)
         assert self.tree.namespaces == len({p[0] for p in held} | {p.space for p in self.pins})
 
     @invariant()

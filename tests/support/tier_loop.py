@@ -113,7 +113,8 @@ class TierLoops:
             make_text=lambda params: TokensOnly(), host=host, storage=storage,
         )  # fmt: skip
         if config.l2_tokens:
-            estimates = loop.kernel._s.estimates
+            assert loop.kernel._s.tiers is not None
+            estimates = loop.kernel._s.tiers.estimates
             estimates.choose_restore = estimates.choose_fetch = lambda *_: True  # type: ignore[method-assign]
         self._made.append(TierLoop(loop, storage))
         return self._made[-1]

@@ -213,7 +213,7 @@ class Kernel:
 
     def watch_pages(self, watch: TreeWatch) -> None:
         """Tell `watch` of every page that comes to and goes from L1's tree (KV events)."""
-        self._s.l1.tree.watch = watch
+        self._s.l1.tree.watch_pages(watch)
 
     @property
     def tier_counters(self) -> tuple[HostCounters, PrefetchCounters]:

@@ -10,41 +10,27 @@ from bisect import insort
 
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.expect import Expected
-from hotprefix.kernel.cache.host import HostTier
 from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.cache.tier import Tier
-from hotprefix.kernel.config import Capabilities, Eviction, Flight, KernelConfig, Order, TierConfig, Write
+from hotprefix.kernel.config import Capabilities, Eviction, Flight, KernelConfig, Order
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress
 from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sched.cruise import Cruise
-from hotprefix.kernel.sched.estimates import Estimates
 from hotprefix.kernel.sched.flight import ExactFlights
-from hotprefix.kernel.sched.prefetch import Prefetcher
 from hotprefix.kernel.sched.publish import publishable, rules_for
 from hotprefix.kernel.sched.queue import WaitingQueue
+from hotprefix.kernel.sched.reserve import Reserve
 from hotprefix.kernel.sched.sessions import SessionHolds
+from hotprefix.kernel.sched.tiers import LowerTiers
 from hotprefix.kernel.sequence import Phase, Sequence
-
-RESERVE_DECAY = 0.98
-RESERVE_GONE = 0.01
-
-
-def reserves_to(floor: float) -> tuple[float, ...]:
-    """The reserve after a retraction, pass by pass: it decays, and is gone at a hundredth."""
-    reserves = [1.0]
-    while reserves[-1] > floor:
-        decayed = reserves[-1] * RESERVE_DECAY
-        reserves.append(decayed if decayed > max(floor, RESERVE_GONE) else floor)
-    return tuple(reserves)
 
 
 class State:
-    """See the module's rules. reserve: the over-commit's current share of outputs kept free. preempts:
-    waiting requests may push less important running ones aside. checkpoints: chunks must stop at a prompt's
-    last page boundary, where a recurrent state is kept. awake: running sequences that do not
-    cruise, in the order of admission."""
+    """See the module's rules. preempts: waiting requests may push less important running ones aside.
+    checkpoints: chunks must stop at a prompt's last page boundary, where a recurrent state is kept. awake:
+    running sequences that do not cruise, in the order of admission. host, prefetch: those of `tiers`."""
 
     def __init__(self, config: KernelConfig, capabilities: Capabilities, emit: ev.Emitter) -> None:
         self.config = config
@@ -67,30 +53,15 @@ class State:
         self.parked = 0
         self.sessions = SessionHolds(self.l1.tree, config.session_pages)
         self.slots = list(range(config.max_running - 1, -1, -1))
-        self._reserves = reserves_to(config.output_reserve)
-        self._relaxed = len(self._reserves) - 1
-        self.reserve = config.output_reserve
+        self.reserve = Reserve(config.output_reserve)
         self.preempts = config.preemption and config.order is Order.PRIORITY
         exact = config.flight in (Flight.EXACT_FINISH, Flight.EXACT_PREFILL) and config.prefix_cache
         self.flights = ExactFlights(config.max_elections) if exact else None
-        self.host: HostTier | None = None
-        self.prefetch: Prefetcher | None = None
+        self.tiers: LowerTiers | None = None
         if config.tiers is not None and config.prefix_cache:
-            self._add_tiers(config.tiers)
-
-    def _add_tiers(self, tiers: TierConfig) -> None:
-        self.estimates = Estimates(
-            tiers.compute_s_per_token, tiers.restore_s_per_page, tiers.fetch_s_per_page
-        )
-        tier = Tier(tiers.pages, self.config.page_size, Eviction.LRU, lambda pages: None)
-        host = self.host = HostTier(tier, tiers.storage)
-        if tiers.write is Write.BACK:
-            self.l1.tree.before_evict = lambda leaf, pages: host.save_evicted(leaf)
-        if tiers.storage:
-            self.prefetch = Prefetcher(
-                self.tables, self.host, self.estimates, tiers.prefetch, tiers.prefetch_timeout_s,
-                tiers.min_fetch_pages, tiers.fetch_window,
-            )  # fmt: skip
+            self.tiers = LowerTiers(config.tiers, self.l1, self.tables)
+        self.host = self.tiers.host if self.tiers is not None else None
+        self.prefetch = self.tiers.prefetch if self.tiers is not None else None
 
     @property
     def running(self) -> list[Sequence]:
@@ -120,26 +91,6 @@ class State:
         self.counters.evicted_pages += len(pages)
         if self.emit.on:
             self.emit(ev.Evicted(self.now, tuple(pages)))
-
-    def ran(self, repeats: int) -> None:
-        """The plan in flight has run that many times: as many passes have gone by."""
-        self.step += repeats - 1
-        if self._relaxed < len(self._reserves) - 1:
-            self.relax(repeats - 1)
-
-    def relax(self, passes: int = 1) -> None:
-        """Planning passes: what a retraction added to the reserve decays."""
-        self._relaxed = min(self._relaxed + passes, len(self._reserves) - 1)
-        self.reserve = self._reserves[self._relaxed]
-
-    def reserve_all(self) -> None:
-        """There was too little room: keep all outputs' share free for a while."""
-        self._relaxed, self.reserve = 0, 1.0
-
-    @property
-    def coming_reserves(self) -> tuple[float, ...]:
-        """In the passes to come, until it stays as it is."""
-        return self._reserves[self._relaxed + 1 :]
 
     # -- entering ---------------------------------------------------------------------------------
 
@@ -194,54 +145,9 @@ class State:
         self._running.append(seq)
         self.awake.append(seq)
         resident = (match.pages - match.planned) * self.config.page_size if match else 0
-        self._use_tiers(seq, resident // self.config.page_size)
+        if self.tiers is not None:
+            self.tiers.admitted(seq, resident // self.config.page_size)
         self._note_admission(seq, resident)
-
-    def _use_tiers(self, seq: Sequence, resident: int) -> None:
-        """What the lower tiers mean for an admission: a second use is worth a copy in L2 (`selective`), and
-        what L1 lacks is copied back where that is quicker than computing it."""
-        if self.host is None or self.config.tiers is None:
-            return
-        if self.config.tiers.write is Write.SELECTIVE and resident:
-            self.save(seq, resident)
-        self._restore(seq, self.host, self.config.tiers.min_restore_pages)
-        if self.prefetch is not None:
-            self.prefetch.leave(seq)
-
-    def _restore(self, seq: Sequence, host: HostTier, minimum: int) -> None:
-        """Own pages for what L2 has beyond the match, filled before this step's forward pass. A request
-        whose step failed before computes instead: the copy may be what fails."""
-        page, first = self.config.page_size, seq.shared
-        if seq.failures or seq.computed != first * page:
-            return
-        match = host.match(seq.request.namespace, seq.target_key, seq.reuse_limit // page)
-        last = match.pages if match else 0
-        if last - first < minimum or not self.estimates.choose_restore(last - first, page):
-            return
-        pin = host.hold(seq.request.namespace, seq.target_key, last)
-        if not self.tables.grow(seq, last * page):
-            host.drop(pin)
-            return
-        host.restore(pin, first, seq.table[first:last])
-        seq.computed = last * page
-        self.tables.plan_ahead(seq, seq.computed)
-        low, high = seq.from_storage
-        stored = max(0, min(high, last) - max(low, first)) * page
-        seq.adopted_storage += stored
-        seq.adopted_host += (last - first) * page - stored
-        seq.adopted += (last - first) * page
-
-    def save(self, seq: Sequence, pages: int) -> None:
-        """See to a copy of the sequence's first `pages` pages in L2."""
-        if self.host is not None and pages > seq.saved:
-            key = seq.key(0, pages * self.config.page_size)
-            self.host.save(seq.request.namespace, key, seq.table[:pages])
-            seq.saved = pages
-
-    def save_published(self, seq: Sequence) -> None:
-        """With `through`, what has been published also goes to L2."""
-        if self.config.tiers is not None and self.config.tiers.write is Write.THROUGH:
-            self.save(seq, seq.shared)
 
     def _note_admission(self, seq: Sequence, resident: int) -> None:
         """Retention is of the enqueue-time hit's own interval; pages only planned now are not yet there."""
@@ -278,9 +184,8 @@ class State:
             self.cruise.leave(seq)
         if not seq.pin.planned:
             self.publish(seq, publishable(self.rules, seq, ended=True))
-            self.save_published(seq)
-            if self.prefetch is not None and self.host is not None and seq.shared:
-                self.host.used(seq.request.namespace, seq.key(0, seq.shared * self.config.page_size))
+            if self.tiers is not None:
+                self.tiers.leaves(seq)
         self.tables.release(seq)
         self.slots.append(seq.slot)
         self._running.remove(seq)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.expect import Expected
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
@@ -88,6 +89,18 @@ class Node:
     def path_pages(self) -> list[int]:
         """Page ids from the root to this node's end."""
         return [page for node in self.path() for page in node.pages]
+
+    def pages_below(self, above: Node) -> list[int]:
+        """Page ids from the end of `above` to this node's end. Raises ProtocolError where `above` is neither
+        this node nor above it."""
+        runs: list[list[int]] = []
+        node = self
+        while node is not above:
+            runs.append(node.pages)
+            if node.parent is None:
+                raise ProtocolError("the pinned node is not an ancestor of what was matched below it")
+            node = node.parent
+        return [page for run in reversed(runs) for page in run]
 
     def path_key(self) -> bytes:
         """Token bytes from the root to this node's end."""

@@ -1,5 +1,5 @@
-"""The prefix tree over L1's pages. Owns: the radix trees (one per namespace), their pins, recency
-and eviction.
+"""The prefix tree over a tier's pages. Owns: what may be done with it, and its pins, recency and order of
+eviction; its shape is `forest.py`'s.
 
 Rules (kernel.md): `lookup` is pure. `touch` moves recency only, of what matched only; `use` counts a
 use as well. `pin`/`unpin` move pages between evictable and protected. `insert` publishes. `evict` frees
@@ -16,13 +16,13 @@ from typing import NamedTuple
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.evict import EvictionHeap, Policy
 from hotprefix.kernel.cache.expect import Expected, Lapsing
+from hotprefix.kernel.cache.forest import Forest
 from hotprefix.kernel.cache.node import Match, Node, match_at, walk
 from hotprefix.kernel.cache.watch import TreeWatch
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 _NOTHING: Mapping[Node, int] = {}
-MERGE_FROM = 8
 
 
 class Inserted(NamedTuple):
@@ -37,34 +37,49 @@ class Inserted(NamedTuple):
 
 class PrefixTree:
     """Radix trees of page-aligned int32 token runs. before_evict(leaf, pages): told before an eviction takes
-    that many pages off a leaf's tail. watch: told of every real page that comes and goes, on every path.
-    Neither may change the tree. unprotected: grows when a run is pinned no longer."""
+    that many pages off a leaf's tail; it may not change the tree. unprotected: grows when a run is pinned no
+    longer. protected_pages: those that a pin protects."""
 
     def __init__(self, page_size: int, policy: Policy) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
-        self._roots: dict[Namespace, Node] = {}
+        self._forest = Forest(self.page_bytes)
         self._heap: EvictionHeap[Node] = EvictionHeap(policy)
         self._lapsing: Lapsing[Node] = Lapsing()
-        self._planned: list[Node] = []
         self._tick = 0
-        self._serial = 0
-        self.nodes = 0
-        self.total_pages = 0
         self.protected_pages = 0
         self.unprotected = 0
         self.before_evict: Callable[[Node, int], None] | None = None
-        self.watch: TreeWatch | None = None
 
     @property
     def evictable_pages(self) -> int:
-        return self.total_pages - self.protected_pages
+        return self._forest.pages - self.protected_pages
+
+    @property
+    def total_pages(self) -> int:
+        return self._forest.pages
+
+    @property
+    def nodes(self) -> int:
+        return self._forest.nodes
+
+    @property
+    def namespaces(self) -> int:
+        return len(self._forest.roots)
+
+    def walk_nodes(self) -> Iterator[Node]:
+        """Every node except roots, parents before children."""
+        return self._forest.walk_nodes()
+
+    def watch_pages(self, watch: TreeWatch) -> None:
+        """Tell `watch` of every real page that comes and goes, on every path."""
+        self._forest.watch = watch
 
     # -- lookup: pure -----------------------------------------------------------------------------
 
     def lookup(self, namespace: Namespace, key: bytes, limit: int) -> Match | None:
         """Longest indexed prefix of key within its first `limit` pages; None where the namespace holds
         nothing at all."""
-        root = self._roots.get(namespace)
+        root = self._forest.roots.get(namespace)
         if root is None:
             return None
         end = min(limit, len(key) // self.page_bytes) * self.page_bytes
@@ -132,9 +147,7 @@ class PrefixTree:
 
     def pin_root(self, namespace: Namespace) -> Node:
         """A handle on the empty prefix of a namespace, from which `insert` can start."""
-        root = self._roots.get(namespace)
-        if root is None:
-            root = self._roots[namespace] = Node(namespace, None, b"", [])
+        root = self._forest.root(namespace)
         self._protect(root)
         return root
 
@@ -163,7 +176,7 @@ class PrefixTree:
             self.protected_pages -= len(node.pages)
             self.unprotected += 1
             if node.parent is None:
-                self._drop_root_if_empty(node)
+                self._forest.drop_if_empty(node)
             elif not node.children:
                 self._heap.push(node)
             node = node.parent
@@ -187,40 +200,40 @@ class PrefixTree:
         node = handle
         if found.pages:
             node = self._end_of(found)
-            kept = self._between(handle, node)
+            kept = node.pages_below(handle)
             self._count_use(node)
             handle.hits -= 1
         fresh = pages[len(kept) :]
         if fresh:
-            node = self._add_child(node, key[len(kept) * self.page_bytes :], fresh, planned)
+            node = self._add(node, key[len(kept) * self.page_bytes :], fresh, planned)
         self._used(node, priority)
         self._protect(node)
         self.unpin(handle)
-        return Inserted(self._merge_up(node), kept + fresh, len(fresh))
+        return Inserted(self._forest.merge_up(node), kept + fresh, len(fresh))
+
+    def _add(self, parent: Node, key: bytes, pages: list[int], planned: bool) -> Node:
+        node = self._forest.add_child(parent, key, pages, planned)
+        node.created = self._tick + 1
+        node.round = self._heap.round
+        return node
 
     def settle(self) -> list[Node]:
         """The step that computes the planned pages has run: they are real. Returns their nodes."""
-        settled, self._planned = [node for node in self._planned if node.pages], []
-        for node in settled:
-            node.planned = False
-            node.version += 1
-            if self.watch is not None:
-                self.watch.added(node)
-        return settled
+        return self._forest.settle()
 
     def merge_up(self, handle: Node) -> Node:
         """Join a settled run with the run above it where nothing tells them apart; returns the pin."""
-        return self._merge_up(handle)
+        return self._forest.merge_up(handle)
 
     def discard_planned(self) -> list[int]:
         """The step failed: take back the pages it would have computed. All their pins must be gone."""
         freed: list[int] = []
-        for node in sorted((n for n in self._planned if n.pages), key=Node.depth, reverse=True):
+        for node in sorted(self._forest.planned_nodes(), key=Node.depth, reverse=True):
             if node.pins:
                 raise ProtocolError("a page of a failed step is still pinned")
             freed.extend(node.pages)
-            self._shrink(node, len(node.pages))
-        self._planned = []
+            self._take(node, len(node.pages))
+        self._forest.planned = []
         self._prune_heap()
         return freed
 
@@ -250,11 +263,23 @@ class PrefixTree:
             if tell and self.before_evict is not None:
                 self.before_evict(leaf, take)
             freed.extend(reversed(leaf.pages[len(leaf.pages) - take :]))
-            self._shrink(leaf, take)
+            self._take(leaf, take)
         for node in spared:
             self._heap.push(node)
         self._prune_heap()
         return freed
+
+    def _take(self, leaf: Node, count: int) -> None:
+        """Take pages off an unpinned leaf's tail; what then ends there is the next that may go."""
+        end = self._forest.shrink(leaf, count)
+        if end is not leaf and leaf.expected is not None and end.parent is not None:
+            self._lapsing.expect(end, leaf.expected)
+        if end.evictable:
+            self._heap.push(end)
+
+    def _prune_heap(self) -> None:
+        if len(self._heap) > 2 * self._forest.nodes + 64:
+            self._heap.prune()
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -264,53 +289,7 @@ class PrefixTree:
             raise ProtocolError("a match from before a change of the tree was used")
         if match.whole:
             return match.node
-        return self._split(match.node, match.inside)
-
-    def _split(self, node: Node, at: int) -> Node:
-        """Cut a node after `at` pages. The lower part stays `node`, so pins on it keep their meaning."""
-        parent = node.parent
-        if parent is None or not 0 < at < len(node.pages):
-            raise ProtocolError(f"cannot split a node of {len(node.pages)} pages at {at}")
-        cut = at * self.page_bytes
-        upper = Node(node.namespace, parent, node.key[:cut], node.pages[:at], self._next_serial())
-        upper.pins = 1 if node.pins else 0
-        upper.planned = node.planned
-        upper.created = node.created
-        upper.priority = node.priority
-        parent.children[self._name(upper)] = upper
-        node.parent = upper
-        del node.key[:cut], node.pages[:at]
-        upper.children[self._name(node)] = node
-        node.version += 1
-        node.cuts += 1
-        self.nodes += 1
-        if upper.planned:
-            self._planned.append(upper)
-        return upper
-
-    def _add_child(self, parent: Node, key: bytes, pages: list[int], planned: bool) -> Node:
-        node = Node(parent.namespace, parent, key, pages, self._next_serial())
-        node.planned = planned
-        node.created = self._tick + 1
-        node.round = self._heap.round
-        node.priority = 1 << 30
-        parent.children[key[: self.page_bytes]] = node
-        parent.version += 1
-        self.nodes += 1
-        self.total_pages += len(pages)
-        if planned:
-            self._planned.append(node)
-        elif self.watch is not None:
-            self.watch.added(node)
-        return node
-
-    def _name(self, node: Node) -> bytes:
-        """Its first page's tokens: what its parent knows it by."""
-        return bytes(node.key[: self.page_bytes])
-
-    def _next_serial(self) -> int:
-        self._serial += 1
-        return self._serial
+        return self._forest.split(match.node, match.inside)
 
     def _count_use(self, node: Node) -> None:
         """By another than its publisher; it is what was expected here."""
@@ -334,102 +313,3 @@ class PrefixTree:
                 return
             self.protected_pages += len(node.pages)
             node = node.parent
-
-    def _merge_up(self, node: Node) -> Node:
-        """A request that extends its own prefix page by page should leave one run, not a chain.
-
-        Only where nobody could tell: the parent is real, has this child alone, is pinned through it
-        alone, and was or will be used by nobody but its publisher. Short runs gather until they are worth
-        copying a long parent for, so that an answer of n pages costs n log n, not n².
-        """
-        parent = node.parent
-        while not (
-            parent is None or parent.parent is None or node.planned or parent.planned
-            or len(parent.children) != 1 or parent.pins != 1 or parent.hits or node.hits or parent.expected
-            or node.pins != 1 or parent.priority != node.priority
-            or MERGE_FROM * len(node.pages) < len(parent.pages)
-        ):  # fmt: skip
-            self._join(parent, node)
-            node, parent = parent, parent.parent
-        return node
-
-    def _join(self, parent: Node, node: Node) -> None:
-        """A run goes on where the one below it ended."""
-        parent.key += node.key
-        parent.pages += node.pages
-        parent.children = node.children
-        for child in parent.children.values():
-            child.parent = parent
-        parent.last_access = max(parent.last_access, node.last_access)
-        parent.digest = node.digest
-        parent.version += 1
-        parent.cuts += 1
-        node.version += 1
-        node.cuts += 1
-        node.pages, node.pins, node.children = [], 0, {}
-        self.nodes -= 1
-
-    def _prune_heap(self) -> None:
-        if len(self._heap) > 2 * self.nodes + 64:
-            self._heap.prune()
-
-    def _between(self, above: Node, node: Node) -> list[int]:
-        """Pages from the end of `above` to the end of `node`."""
-        runs: list[list[int]] = []
-        while node is not above:
-            runs.append(node.pages)
-            if node.parent is None:
-                raise ProtocolError("the pinned node is not an ancestor of what was matched below it")
-            node = node.parent
-        return [page for run in reversed(runs) for page in run]
-
-    def _shrink(self, leaf: Node, count: int) -> None:
-        """Take `count` pages off an unpinned leaf's tail; an empty leaf leaves the tree."""
-        if self.watch is not None and not leaf.planned:
-            self.watch.removing(leaf, count)
-        self.total_pages -= count
-        leaf.version += 1
-        leaf.cuts += 1
-        keep = len(leaf.pages) - count
-        if keep:
-            del leaf.pages[keep:], leaf.key[keep * self.page_bytes :]
-            leaf.digest = None
-            self._heap.push(leaf)
-            return
-        parent = leaf.parent
-        if parent is None:
-            raise ProtocolError("a root has no pages to give")
-        del parent.children[self._name(leaf)]
-        leaf.pages = []
-        parent.version += 1
-        parent.last_access = max(parent.last_access, leaf.last_access)
-        parent.hits += leaf.hits
-        parent.round = max(parent.round, leaf.round)
-        if leaf.expected is not None and parent.parent is not None:
-            self._lapsing.expect(parent, leaf.expected)
-        parent.priority = min(parent.priority, leaf.priority)
-        self.nodes -= 1
-        if parent.parent is None:
-            self._drop_root_if_empty(parent)
-        elif parent.evictable:
-            self._heap.push(parent)
-
-    def _drop_root_if_empty(self, root: Node) -> None:
-        if not root.children and not root.pins:
-            root.version += 1
-            root.cuts += 1
-            self._roots.pop(root.namespace, None)
-
-    # -- inspection -------------------------------------------------------------------------------
-
-    def walk_nodes(self) -> Iterator[Node]:
-        """Every node except roots, parents before children."""
-        stack = [child for root in self._roots.values() for child in root.children.values()]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
-
-    @property
-    def namespaces(self) -> int:
-        return len(self._roots)

@@ -79,7 +79,7 @@ class Admission:
         if seq.shut is None:
             return False
         s, (match, given_back, reserve) = self._s, seq.shut
-        return match.current and given_back == s.given_back and reserve == s.reserve
+        return match.current and given_back == s.given_back and reserve == s.reserve.share
 
     def attempt(self, seq: Sequence) -> Verdict:
         """Admit the sequence if it may run now."""
@@ -89,9 +89,9 @@ class Admission:
         match = s.tables.lookup(seq) if s.config.prefix_cache else None
         if match is not None and match.planned and not s.rules.read_planned:
             return Verdict.PAUSED
-        if not s.l1.groups and not self._would_fit(seq, s.reserve):
+        if not s.l1.groups and not self._would_fit(seq, s.reserve.share):
             if match is not None and s.prefetch is None:  # else it may have to wait for L3, next time
-                seq.shut = match, s.given_back, s.reserve
+                seq.shut = match, s.given_back, s.reserve.share
             return Verdict.BLOCKED
         if match is None or not match.pages:
             if not self.fits(seq, 0):
@@ -112,7 +112,7 @@ class Admission:
         """Pages for the whole target and the reserved outputs, beside what running ones are owed; in each
         layer group frames for its window."""
         s = self._s
-        if self.need(seq) - cached_pages + self._owed_by_all(s.reserve) > s.l1.vacant:
+        if self.need(seq) - cached_pages + self._owed_by_all(s.reserve.share) > s.l1.vacant:
             return False
         return not s.l1.groups or self._frames_fit(seq)
 
@@ -126,7 +126,7 @@ class Admission:
     def passes_shut(self, tried: list[Sequence]) -> int:
         """Passes, this one included, in which none of these fits, who did not in this one. What running ones
         are owed never shrinks while they only decode, so it takes a reserve that decays to let anybody in."""
-        shares = self._s.coming_reserves
+        shares = self._s.reserve.coming
 
         def open_at(share: float) -> bool:
             return any(self._would_fit(seq, share) for seq in tried)
@@ -142,7 +142,7 @@ class Admission:
         """Pages the sequence will hold at the end of that share of its outputs, None = the reserve."""
         if seq.retractions:
             share = 1.0
-        return _pages(seq, self._s.reserve if share is None else share, self._s.config.page_size)
+        return _pages(seq, self._s.reserve.share if share is None else share, self._s.config.page_size)
 
     def _owed_by_all(self, share: float) -> int:
         s = self._s
@@ -202,9 +202,8 @@ class Admission:
         cached = sum(page in held for page in s.l1.tree.pages_of(match)) if match else 0
         if not s.tables.windows.fit_alone(_pages(q, 1.0, s.config.page_size) for q in (head, *stay)):
             return False
-        return self.need(head) - cached + self._owed(stay, self._s.reserve) <= s.config.total_pages - len(
-            held
-        )
+        room = s.config.total_pages - len(held)
+        return self.need(head) - cached + self._owed(stay, s.reserve.share) <= room
 
     def _cached_pages(self, seq: Sequence) -> int:
         """Pages of the match that take nothing from what is available: those protected already."""

@@ -13,6 +13,7 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Flight
 from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan, Transcript, said
+from hotprefix.kernel.sched.estimates import Estimates
 from hotprefix.kernel.sched.publish import publishable
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State, progress_of
@@ -33,11 +34,12 @@ class Committer:
             return self._fail(plan, outcome.error or "the step failed")
         _check(plan, outcome)
         s = self._s
-        s.ran(outcome.repeats)
+        s.step += outcome.repeats - 1  # as many passes have gone by as the plan has run times
+        s.reserve.relax(outcome.repeats - 1)
         s.counters.indexed_pages += sum(len(node.pages) for node in s.l1.tree.settle())
-        if s.host is not None:
-            s.host.commit()
-            self._learn(plan, outcome)
+        if s.tiers is not None:
+            s.tiers.host.commit()
+            self._learn(s.tiers.estimates, plan, outcome)
         decodes, prefills = self._touched(plan, outcome)
         told = [(seq.place, self._apply(seq, chunk, outcome)) for seq, chunk in decodes]
         others = [self._prefilled(seq, chunk, outcome) for seq, chunk in prefills]
@@ -137,7 +139,8 @@ class Committer:
     def _publish(self, seq: Sequence) -> None:
         s = self._s
         s.publish(seq, publishable(s.rules, seq, ended=False))
-        s.save_published(seq)
+        if s.tiers is not None:
+            s.tiers.published(seq)
 
     def _trust(self, seq: Sequence) -> None:
         """A suspect that got past the point of failure is none any more."""
@@ -178,15 +181,15 @@ class Committer:
         count.cached_host_tokens += host
         count.cached_storage_tokens += storage
 
-    def _learn(self, plan: StepPlan, outcome: StepOutcome) -> None:
+    def _learn(self, estimates: Estimates, plan: StepPlan, outcome: StepOutcome) -> None:
         """Let predictions follow what steps really took. Only steps that are nearly all prefill tell the
         price of a prefill token."""
         s = self._s
         if plan.restores:
-            s.estimates.restore.learn(outcome.restore_s, len(plan.restores))
+            estimates.restore.learn(outcome.restore_s, len(plan.restores))
         prefill, total = _tokens(plan)
         if prefill >= MIN_PREFILL and prefill >= PREFILL_SHARE * total:
-            s.estimates.compute.learn(s.now - s.planned_at - outcome.restore_s, prefill)
+            estimates.compute.learn(s.now - s.planned_at - outcome.restore_s, prefill)
 
     # -- failure ----------------------------------------------------------------------------------
 
