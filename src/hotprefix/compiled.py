@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from hotprefix.userdir import default_cache_dir, private
@@ -46,7 +46,7 @@ def folder() -> Path:
 
 def digest(package: Path) -> str:
     """What a copy of these sources is called. Raises OSError."""
-    found = hashlib.sha256(str(sysconfig.get_config_var("SOABI")).encode())
+    found = hashlib.sha256(EXTENSION_SUFFIXES[0].encode())
     for path in sources(package):
         for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
             found.update(len(part).to_bytes(8, "little"))

@@ -139,3 +139,11 @@ def test_a_failed_build_says_why_and_leaves_nothing(package: Path, cache: Path) 
     with pytest.raises(CompileFailed, match="Incompatible return value"):
         build(package, cache / compiled.digest(package), optimise=0)
     assert not list(cache.iterdir())
+
+
+def test_a_copy_that_another_process_made_meanwhile_stays(package: Path, cache: Path) -> None:
+    target = put(package)
+    (target / "theirs").write_text("")
+    build(package, target, optimise=0)
+    assert [entry.name for entry in cache.iterdir()] == [target.name]
+    assert [entry.name for entry in target.iterdir()] == ["theirs"]

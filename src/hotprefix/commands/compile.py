@@ -14,9 +14,7 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from hotprefix import compiled
@@ -46,10 +44,7 @@ class CompileFailed(HotprefixError):
     """mypyc or the C compiler gave up; the message ends with what it said."""
 
 
-def compile_(
-    force: Annotated[bool, typer.Option(help="Compile again even if a copy is there.")] = False,
-    optimise: Annotated[int, typer.Option(min=0, max=3, help="The C compiler's level.")] = 1,
-) -> None:
+def compile_() -> None:
     """Compile the kernel and the simulator: replays take half the time, with the same results.
 
     Takes a minute or two. Needs a C compiler and `pip install 'hotprefix\\[compile]'`. Commands use the copy
@@ -59,7 +54,7 @@ def compile_(
     """
     package = Path(__file__).parents[1]
     target = compiled.folder() / compiled.digest(package)
-    if target.exists() and not force:
+    if target.exists():
         stderr.print(f"{target}: there already", markup=False, soft_wrap=True)
         return
     for module in ("mypyc", "setuptools"):
@@ -67,12 +62,13 @@ def compile_(
             raise ConfigError(f"{module} is not installed: pip install 'hotprefix[compile]'")
     begun = time.perf_counter()
     with stderr.status("compiling; about a minute"):
-        build(package, target, optimise)
+        build(package, target)
     stderr.print(f"{target}: {time.perf_counter() - begun:.0f} s", markup=False, soft_wrap=True)
 
 
-def build(package: Path, target: Path, optimise: int) -> None:
-    """Make a copy of the package's sources. Raises CompileFailed and OSError."""
+def build(package: Path, target: Path, optimise: int = 1) -> None:
+    """Make a copy of the package's sources, unless it is there by then. optimise: the C compiler's level.
+    Raises CompileFailed and OSError."""
     compiled.folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as place:
         copy = Path(place) / package.name
@@ -98,12 +94,8 @@ def _translate(place: Path, modules: list[Path], optimise: int) -> None:
 
 def _put(copy: Path, target: Path) -> None:
     """Under its name at once; where another process was quicker, its copy is as good."""
-    old = target.with_name(f"{target.name}.old-{os.getpid()}")
-    if target.exists():
-        target.rename(old)
     try:
         copy.rename(target)
     except OSError:
         if not target.exists():
             raise
-    shutil.rmtree(old, ignore_errors=True)

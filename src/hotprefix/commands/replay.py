@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,7 +92,7 @@ def replay(
 
 def _load_report() -> None:
     """matplotlib takes half a second to import: most of it while the runs go."""
-    import hotprefix.report.replay.write  # noqa: F401
+    import_module("hotprefix.report.replay.write")
 
 
 def _against_live(

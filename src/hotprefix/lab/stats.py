@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from hotprefix.errors import InputError
 from hotprefix.lab.metric_names import METRICS, Metric
@@ -101,8 +102,6 @@ class Comparison:
 
 def half_width(spread: NDArray[np.float64], confidence: float) -> float:
     """Of the interval. spread: each section's deviation from the point estimate, shape (sections,)."""
-    from scipy.special import stdtrit  # here: experiments import this module, most processes draw no interval
-
     count = len(spread)
     error = math.sqrt(float((spread**2).sum()) / (count - 1) / count)
     samples = spread[np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))]
