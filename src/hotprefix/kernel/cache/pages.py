@@ -8,17 +8,23 @@ groups (frames.py) hear of every page that is given out or becomes free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Final
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.frames import Frames
 
+# What a page's state is stored as: plain numbers in a list, which native code reads and compares unboxed.
+_FREE: Final = 0
+_OWNED: Final = 1
+_INDEXED: Final = 2
+
 
 class PageState(IntEnum):
-    FREE = 0
-    OWNED = 1
-    INDEXED = 2
+    FREE = _FREE
+    OWNED = _OWNED
+    INDEXED = _INDEXED
 
 
 class PagePool:
@@ -27,7 +33,7 @@ class PagePool:
     def __init__(self, total: int, groups: Sequence[Frames] = ()) -> None:
         self.total = total
         self._groups = groups
-        self._state = bytearray(total)
+        self._state = [_FREE] * total
         self._free = list(range(total - 1, -1, -1))
         self._indexed = 0
 
@@ -55,35 +61,35 @@ class PagePool:
         taken = self._free[-n:]
         del self._free[-n:]
         taken.reverse()
-        self._move(taken, PageState.FREE, PageState.OWNED)
+        self._move(taken, _FREE, _OWNED)
         for group in self._groups:
             group.open(taken)
         return taken
 
-    def release(self, pages: Sequence[int]) -> None:
+    def release(self, pages: list[int]) -> None:
         """Owned pages become free."""
-        self._move(pages, PageState.OWNED, PageState.FREE)
+        self._move(pages, _OWNED, _FREE)
         self._freed(pages)
 
-    def index(self, pages: Sequence[int]) -> None:
+    def index(self, pages: list[int]) -> None:
         """Owned pages become part of the tree."""
-        self._move(pages, PageState.OWNED, PageState.INDEXED)
+        self._move(pages, _OWNED, _INDEXED)
         self._indexed += len(pages)
 
-    def unindex(self, pages: Sequence[int]) -> None:
+    def unindex(self, pages: list[int]) -> None:
         """Pages the tree gave up become free."""
-        self._move(pages, PageState.INDEXED, PageState.FREE)
+        self._move(pages, _INDEXED, _FREE)
         self._indexed -= len(pages)
         self._freed(pages)
 
-    def _freed(self, pages: Sequence[int]) -> None:
+    def _freed(self, pages: list[int]) -> None:
         self._free.extend(reversed(pages))
         for group in self._groups:
             group.forget(pages)
 
-    def _move(self, pages: Iterable[int], old: PageState, new: PageState) -> None:
+    def _move(self, pages: list[int], old: int, new: int) -> None:
         state = self._state
         for page in pages:
             if state[page] != old:
-                raise ProtocolError(f"page {page} is {PageState(state[page]).name}, not {old.name}")
+                raise ProtocolError(f"page {page} is {self.state(page).name}, not {PageState(old).name}")
             state[page] = new
