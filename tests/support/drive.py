@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Capabilities, KernelConfig
-from hotprefix.kernel.events import Sink
+from hotprefix.kernel.events import Event, Sink
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Finish, StepPlan
 from hotprefix.kernel.request import Namespace, Request
@@ -23,6 +24,7 @@ class Driver:
         page_size: int = 4,
         capabilities: Capabilities | None = None,
         sink: Sink | None = None,
+        kinds: Collection[type[Event]] | None = None,
         full: bool = True,
         **config: object,
     ) -> None:
@@ -33,7 +35,7 @@ class Driver:
             KernelConfig(total_pages=total_pages, page_size=page_size),
             **config,  # type: ignore[arg-type]
         )
-        self.kernel = Kernel(self.config, capabilities, sink)
+        self.kernel = Kernel(self.config, capabilities, sink, kinds)
         tiers = self.config.tiers
         self.executor = FakeExecutor(
             total_pages, page_size, self.config.max_running, tiers.pages if tiers else 0

@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 
 from hotprefix.errors import ConfigError, ContextLengthExceeded, ProtocolError, QueueFull, RequestRejected
+from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.cache.node import Node
 from hotprefix.kernel.cache.pages import PageState
@@ -387,6 +388,17 @@ def test_a_sink_that_fails_is_switched_off_and_nothing_else_happens() -> None:
     d.submit("a", [1, 2, 3, 4, 5], 3)
     d.run().assert_cold_equal()
     assert d.kernel.sink_failure == "OSError: disk full"
+
+
+def test_a_sink_is_told_only_of_the_kinds_it_wants() -> None:
+    told: list[ev.Event] = []
+    everything: list[ev.Event] = []
+    for sink, kinds in ((told, {ev.Admitted, ev.Stepped}), (everything, None)):
+        d = Driver(24, 4, sink=sink.append, kinds=kinds)
+        d.submit("a", [1, 2, 3, 4, 5], 3)
+        d.run().assert_cold_equal()
+    assert {type(event) for event in everything} > {ev.Admitted, ev.Stepped}
+    assert told == [event for event in everything if type(event) in (ev.Admitted, ev.Stepped)]
 
 
 def test_no_token_leaves_by_the_events() -> None:

@@ -7,7 +7,7 @@ here, only lengths. `now` is the driver's clock, seconds. Names follow terms.md'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from hotprefix.kernel.plan import Finish, Stall
@@ -151,19 +151,22 @@ Sink = Callable[[Event], None]
 
 
 class Emitter:
-    """Hands records to a sink, behind a wall."""
+    """Hands records to a sink, behind a wall. kinds: those that the sink wants, None = all."""
 
-    def __init__(self, sink: Sink | None) -> None:
-        """on: False where nobody listens: callers may then skip building a record."""
+    def __init__(self, sink: Sink | None, kinds: Collection[type[Event]] | None = None) -> None:
         self._sink = sink
-        self.on = sink is not None
+        self._kinds = None if kinds is None else frozenset(kinds)
         self.failed: str | None = None
 
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anybody listens to these: else callers need not build a record."""
+        return self._sink is not None and (self._kinds is None or kind in self._kinds)
+
     def __call__(self, event: Event) -> None:
-        if self._sink is None:
+        if self._sink is None or not self.wants(type(event)):
             return
         try:
             self._sink(event)
         except Exception as error:  # an observer must never reach the scheduler
             self.failed = f"{type(error).__name__}: {error}"
-            self._sink, self.on = None, False
+            self._sink = None

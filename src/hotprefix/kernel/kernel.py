@@ -9,7 +9,7 @@ in the step in flight takes effect with its commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hotprefix.errors import ContextLengthExceeded, ProtocolError, QueueFull, RequestRejected
@@ -60,10 +60,12 @@ class Kernel:
     """See the module's rules. Public methods raise ProtocolError on a broken call order."""
 
     def __init__(
-        self, config: KernelConfig, capabilities: Capabilities | None = None, sink: ev.Sink | None = None
-    ) -> None:
+        self, config: KernelConfig, capabilities: Capabilities | None = None, sink: ev.Sink | None = None,
+        kinds: Collection[type[ev.Event]] | None = None,
+    ) -> None:  # fmt: skip
+        """kinds: of events that the sink is to be told of, None = all."""
         self.config = config
-        self._emit = ev.Emitter(sink)
+        self._emit = ev.Emitter(sink, kinds)
         self._s = State(config, capabilities or Capabilities(), self._emit)
         self._planner = Planner(self._s)
         self._committer = Committer(self._s)
@@ -164,7 +166,7 @@ class Kernel:
         self, plan: StepPlan, outcome: StepOutcome, now: float, *, every: bool = True
     ) -> tuple[Progress, ...]:
         """What the plan in flight came to. Each request's last progress has `finish`. every: also the
-        progress of a decode that merely gained a token, about which the kernel decided nothing."""
+        progress of decodes that merely gained a token."""
         self._tick(now)
         if plan is not self._in_flight:
             raise ProtocolError(f"step {plan.step} is not the one in flight")

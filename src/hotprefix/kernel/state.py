@@ -89,7 +89,7 @@ class State:
 
     def _on_evict(self, pages: list[int]) -> None:
         self.counters.evicted_pages += len(pages)
-        if self.emit.on:
+        if self.emit.wants(ev.Evicted):
             self.emit(ev.Evicted(self.now, tuple(pages)))
 
     # -- entering ---------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class State:
             self.parked += 1
         else:
             self.queue.add(seq)
-        if self.emit.on:
+        if self.emit.wants(ev.Enqueued):
             request = seq.request
             self.emit(ev.Enqueued(self.now, request.id, request.prompt_len, seq.matched_at_enqueue, parked))
 
@@ -154,7 +154,7 @@ class State:
         again = seq.retractions > 0
         if not again:
             self.counters.lost_waiting_tokens += max(0, seq.matched_at_enqueue - resident)
-        if self.emit.on:
+        if self.emit.wants(ev.Admitted):
             waited = self.now - seq.arrival
             self.emit(
                 ev.Admitted(
@@ -172,7 +172,7 @@ class State:
         self.queue.add(seq)
         self.counters.retractions += 1
         self._hand_over(seq)
-        if self.emit.on:
+        if self.emit.wants(ev.Retracted):
             self.emit(ev.Retracted(self.now, seq.request.id, reason, lost))
 
     def _leave_pages(self, seq: Sequence) -> None:
@@ -197,7 +197,7 @@ class State:
         added = self.tables.publish(seq, tokens)
         self.counters.indexed_pages += added
         self.counters.duplicate_pages += seq.shared - before - added
-        if added and self.emit.on:
+        if added and self.emit.wants(ev.Published):
             self.emit(ev.Published(self.now, seq.request.id, added, planned=False))
 
     # -- ending -----------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class State:
             self.counters.failed += 1
         else:
             self.counters.finished += 1
-        if self.emit.on:
+        if self.emit.wants(ev.Finished):
             self.emit(
                 ev.Finished(
                     self.now,

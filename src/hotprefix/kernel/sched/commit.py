@@ -41,7 +41,7 @@ class Committer:
             s.tiers.host.commit()
             self._learn(s.tiers.estimates, plan, outcome)
         decodes, prefills = self._touched(plan, outcome)
-        told = [(seq.place, self._apply(seq, chunk, outcome)) for seq, chunk in decodes]
+        told = [(seq.place, self._apply(seq, chunk, outcome, every)) for seq, chunk in decodes]
         others = [self._prefilled(seq, chunk, outcome) for seq, chunk in prefills]
         self._count_step(plan, True, outcome.repeats)
         if every and len(s.cruise):
@@ -65,28 +65,31 @@ class Committer:
             decodes.sort(key=_place)
         return decodes, written[chunks.leading :]
 
-    def _apply(self, seq: Sequence, chunk: Chunk | None, outcome: StepOutcome) -> Progress | None:
+    def _apply(
+        self, seq: Sequence, chunk: Chunk | None, outcome: StepOutcome, every: bool
+    ) -> Progress | None:
         """A step's one position, or a cruise's end."""
         if chunk is None:
-            return self._cruised(seq, outcome)
-        return (self._prefilled if chunk.prefill else self._decoded)(seq, chunk, outcome)
+            return self._cruised(seq, outcome, every)
+        if chunk.prefill:
+            return self._prefilled(seq, chunk, outcome)
+        return self._decoded(seq, chunk, outcome, every)
 
-    def _cruised(self, seq: Sequence, outcome: StepOutcome) -> Progress:
+    def _cruised(self, seq: Sequence, outcome: StepOutcome, every: bool) -> Progress | None:
         """A decode that has left the cruise."""
         s, request = self._s, seq.request
         if seq.aborted:
             seq.computed_total += outcome.repeats
             return s.end(seq, Finish.ABORT)
-        token = tk.last(seq.last)
         if request.id in outcome.stopped:
-            return s.end(seq, Finish.STOP, token)
+            return s.end(seq, Finish.STOP, tk.last(seq.last))
         if seq.outputs >= request.max_tokens:
-            return s.end(seq, Finish.LENGTH, token)
+            return s.end(seq, Finish.LENGTH, tk.last(seq.last))
         if not seq.computed % s.config.page_size:
             self._publish(seq)
-        return progress_of(seq, token)
+        return progress_of(seq, tk.last(seq.last)) if every else None
 
-    def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress:
+    def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome, every: bool) -> Progress | None:
         """One position a repeat, each of which samples: a decode that needs or completes a page."""
         s, start = self._s, chunk.start
         stop = seq.computed = seq.highest = start + outcome.repeats
@@ -104,21 +107,21 @@ class Committer:
             s.tables.windows.slide(seq, prompt_done=False)
         if s.suspects:
             self._trust(seq)
-        return progress_of(seq, token)
+        return progress_of(seq, token) if every else None
 
     def _prefilled(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress | None:
         s = self._s
         self._count_prefill(seq, chunk.start, chunk.stop)
         seq.computed = chunk.stop
         done = not seq.prefilling
-        if done and s.emit.on:
+        if done and s.emit.wants(ev.PrefillDone):
             s.emit(ev.PrefillDone(s.now, seq.request.id, seq.cached, seq.computed_total))
         if seq.aborted:
             return s.end(seq, Finish.ABORT)
         token: int | None = None
         if chunk.samples:
             token, finish = self._sampled(seq, outcome)
-            if seq.outputs == 1 and s.emit.on:
+            if seq.outputs == 1 and s.emit.wants(ev.FirstToken):
                 s.emit(ev.FirstToken(s.now, seq.request.id))
             if finish is not None:
                 return s.end(seq, finish, token)
@@ -222,7 +225,7 @@ class Committer:
         s = self._s
         s.counters.steps += repeats
         s.counters.failed_steps += not ok
-        if s.emit.on:
+        if s.emit.wants(ev.Stepped):
             prefill, total = _tokens(plan)
             tree = s.l1.tree
             s.emit(

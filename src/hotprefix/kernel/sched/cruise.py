@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import ceil
-from typing import NamedTuple
 
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.plan import Chunk, Chunks, Progress, Sampled, Transcript, said
@@ -22,17 +21,20 @@ from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sequence import Sequence
 
 
-class Lane(NamedTuple):
-    """A member, for as long as it is one. offset: positions it has computed, less the clock. end: the clock
-    at its last output. pages: in its table."""
+class Lane:
+    """A member, for as long as it is one; never changes. offset: positions it has computed, less the clock.
+    end: the clock at its last output. pages: in its table."""
 
-    place: int
-    request: RequestId
-    slot: int
-    offset: int
-    end: int
-    pages: int
-    seq: Sequence
+    __slots__ = ("end", "offset", "pages", "place", "request", "seq", "slot")
+
+    def __init__(self, seq: Sequence, clock: int) -> None:
+        self.seq = seq
+        self.place = seq.place
+        self.request = seq.request.id
+        self.slot = seq.slot
+        self.offset = seq.computed - clock
+        self.end = clock + seq.outputs_left
+        self.pages = len(seq.table)
 
 
 class Cruise:
@@ -57,9 +59,10 @@ class Cruise:
         page may be completed) where it has outputs left; there is at least one member."""
         while self._gone(self._due[0]):
             heappop(self._due)
-        first = self._due[0][0]
+        first = self._due[0][0] + beyond
         if beyond:
-            first = min(first + beyond, *(lane.end for lane in self._lanes.values()))
+            for lane in self._lanes.values():
+                first = min(first, lane.end)
         return first - self._clock
 
     # -- members ----------------------------------------------------------------------------------
@@ -74,13 +77,10 @@ class Cruise:
 
     def join(self, seq: Sequence, room: int) -> None:
         """Take a sequence in that has room."""
-        offset = seq.computed - self._clock
+        lane = self._lanes[seq.request.id] = Lane(seq, self._clock)
         seq.since = self._clock
         seq.due = self._clock + room
-        self._offsets += offset
-        self._lanes[seq.request.id] = Lane(
-            seq.place, seq.request.id, seq.slot, offset, self._clock + seq.outputs_left, len(seq.table), seq,
-        )  # fmt: skip
+        self._offsets += lane.offset
         heappush(self._due, (seq.due, seq.place, seq))
 
     def leave(self, seq: Sequence) -> None:
@@ -163,8 +163,8 @@ class Cruise:
         else:
             tokens = [self._token(lane, lane.offset + clock) for lane in lanes]
         decodes = [
-            (place, Chunk(request, slot, offset + clock, token, pages, (), True, False))
-            for (place, request, slot, offset, _, pages, _), token in zip(lanes, tokens, strict=True)
+            (at.place, Chunk(at.request, at.slot, at.offset + clock, token, at.pages, (), True, False))
+            for at, token in zip(lanes, tokens, strict=True)
         ]
         decodes += zip(places, written, strict=False)
         decodes.sort()
@@ -237,10 +237,10 @@ class Cruise:
         clock, page, owed = self._clock, self._page, 0
         if not share:
             return 0
-        for _, _, _, offset, end, pages, _ in self._lanes.values():
-            outputs = (end - clock) * share
+        for lane in self._lanes.values():
+            outputs = (lane.end - clock) * share
             if outputs > 1:  # the last one sampled never gets KV
-                lacks = -(-(offset + clock + ceil(outputs)) // page) - pages
+                lacks = -(-(lane.offset + clock + ceil(outputs)) // page) - lane.pages
                 if lacks > 0:
                     owed += lacks
         return owed

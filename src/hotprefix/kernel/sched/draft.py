@@ -142,12 +142,12 @@ class Draft:
             self._plan_ahead(seq, stop)
         if not seq.started:
             seq.started = True
-            if self._s.emit.on:
+            if self._s.emit.wants(ev.PrefillStarted):
                 self._s.emit(ev.PrefillStarted(self._s.now, seq.request.id))
 
     def _plan_ahead(self, seq: Sequence, stop: int) -> None:
         s = self._s
         upto = stop if s.rules.outputs_each_step else min(stop, seq.target)
         added = s.tables.plan_ahead(seq, upto)
-        if added and s.emit.on:
+        if added and s.emit.wants(ev.Published):
             s.emit(ev.Published(s.now, seq.request.id, added, planned=True))

@@ -56,7 +56,7 @@ class Planner:
         planned = draft.computes
         stall = None if planned else self._stall()
         fetches, cancels = s.prefetch.take() if s.prefetch is not None else ((), ())
-        if s.emit.on:
+        if s.emit.wants(ev.FetchStarted):
             for fetch in fetches:
                 s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
         moves = s.host.take() if s.host is not None else NOTHING
@@ -196,6 +196,6 @@ class Planner:
             now.owned, now.total,
         )  # fmt: skip
         s.counters.stalls += 1
-        if s.emit.on:
+        if s.emit.wants(ev.Stalled):
             s.emit(ev.Stalled(s.now, stall))
         return stall

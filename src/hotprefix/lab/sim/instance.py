@@ -69,7 +69,7 @@ class Instance:
         next_use: Callable[[Item], float | None],
     ) -> None:  # fmt: skip
         self.index = index
-        self.kernel = Kernel(config, sink=recorder.sink)
+        self.kernel = Kernel(config, sink=recorder.sink, kinds=recorder.kinds)
         self._cost, self._schedule, self._ended = cost, schedule, ended
         self._recorder, self.windows, self._prompts, self._host = recorder, windows, prompts, host
         self._most, self._next_use = most, next_use

@@ -7,7 +7,7 @@ Retention is of the enqueue-time hit's own interval. A window gets a step's work
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hotprefix.kernel import events as ev
@@ -55,6 +55,11 @@ class Recorder:
             ev.Finished: self._finished,
             ev.Stepped: self._note_step,
         }
+
+    @property
+    def kinds(self) -> Collection[type[ev.Event]] | None:
+        """What it takes notice of; None = everything, which a log keeps."""
+        return self._on.keys() if self._log is None else None
 
     def sink(self, event: ev.Event) -> None:
         """Take an event."""
