@@ -22,9 +22,9 @@ from hotprefix.userdir import default_cache_dir, private
 # runs through. pydantic builds configurations from their annotations, which native classes do not keep.
 PACKAGES = ("kernel", "lab")
 NATIVE = (
-    "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py", "lab/trace/ideal.py",
+    "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py", "lab/cost/prices.py",
     "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/prompts.py", "lab/sim/record.py",
-    "lab/sim/storage.py", "lab/sim/workload.py",
+    "lab/sim/storage.py", "lab/sim/workload.py", "lab/trace/ideal.py",
 )  # fmt: skip
 INTERPRETED = ("kernel/config.py",)
 

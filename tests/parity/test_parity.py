@@ -67,8 +67,8 @@ class PricedExecutor:
         forward = 0.0
         if lengths:
             pairs = sum(sum(range(a + 1, b + 1)) for a, b in prefill)
-            forward = COST.step_s(sum(b - a for a, b in prefill), pairs, len(decode), sum(decode))
-        self._clock.now = (begun + restore) + (COST.scheduler_s(*self.load()) + forward)
+            forward = COST.prices.step_s(sum(b - a for a, b in prefill), pairs, len(decode), sum(decode))
+        self._clock.now = (begun + restore) + (COST.prices.scheduler_s(*self.load()) + forward)
         sampled = {c.request: Sampled(self.answers[c.request].pop(0)) for c in plan.chunks if c.samples}
         return StepResult(sampled, restore_s=restore)
 

@@ -103,7 +103,7 @@ def test_calibration_gives_a_model_that_tells_its_error(bare: Bare) -> None:
     assert found.links.save is not None
     assert found.links.restore is not None
     assert (found.name, found.dtype) == ("tiny", "float32")
-    assert found.scheduler_s(8, 0) > 0
+    assert found.prices.scheduler_s(8, 0) > 0
     assert any("round 1, batch 1" in line for line in told)
 
 

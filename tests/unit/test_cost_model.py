@@ -35,12 +35,12 @@ def chunk(start: int, n: int) -> Chunk:
 
 
 def test_each_term_is_a_price() -> None:
-    assert model().step_s(0, 0, 0, 0) == 1.0
-    assert model().step_s(10, 0, 0, 0) == pytest.approx(2.0)
-    assert model().step_s(0, 100, 0, 0) == pytest.approx(2.0)
-    assert model().step_s(0, 0, 4, 0) == pytest.approx(3.0)
-    assert model().step_s(0, 0, 0, 3000) == pytest.approx(4.0)
-    assert model().scheduler_s(2, 4) == 0.25 + 0.25 + 0.25
+    assert model().prices.step_s(0, 0, 0, 0) == 1.0
+    assert model().prices.step_s(10, 0, 0, 0) == pytest.approx(2.0)
+    assert model().prices.step_s(0, 100, 0, 0) == pytest.approx(2.0)
+    assert model().prices.step_s(0, 0, 4, 0) == pytest.approx(3.0)
+    assert model().prices.step_s(0, 0, 0, 3000) == pytest.approx(4.0)
+    assert model().prices.scheduler_s(2, 4) == 0.25 + 0.25 + 0.25
     assert Link(latency_s=0.5, bytes_per_s=1000.0).seconds(250) == 0.75
 
 

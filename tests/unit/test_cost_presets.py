@@ -91,8 +91,8 @@ def test_a_coding_agent_turn_has_a_sensible_price() -> None:
     """1,000 new tokens after 100,000 cached: attention makes up most of it, and it beats the whole prompt by
     far more than it would by tokens alone."""
     model = load_cost(LLAMA_70B)
-    turn = model.step_s(1000, 1000 * 100_000 + 1000 * 1001 // 2, 0, 0)
-    whole = model.step_s(101_000, 101_000 * 101_001 // 2, 0, 0)
+    turn = model.prices.step_s(1000, 1000 * 100_000 + 1000 * 1001 // 2, 0, 0)
+    whole = model.prices.step_s(101_000, 101_000 * 101_001 // 2, 0, 0)
     assert 0.3 < turn < 0.7
     assert 40 < whole / turn < 80
 

@@ -53,8 +53,8 @@ def test_one_request_takes_exactly_what_its_steps_cost() -> None:
     cost = price()
     one = replay([request("a", range(2), 3)], page_size=BLOCK)
     row = rows(one)[0]
-    prefill = cost.scheduler_s(1, 0) + cost.step_s(9, 45, 0, 0)
-    decode = [cost.scheduler_s(1, 0) + cost.step_s(0, 0, 1, n) for n in (10, 11)]
+    prefill = cost.prices.scheduler_s(1, 0) + cost.prices.step_s(9, 45, 0, 0)
+    decode = [cost.prices.scheduler_s(1, 0) + cost.prices.step_s(0, 0, 1, n) for n in (10, 11)]
     assert row["first_token_s"] == pytest.approx(prefill)
     assert row["finish_s"] == pytest.approx(prefill + sum(decode))
     assert row["admit_s"] == row["arrival_s"] == 0.0
@@ -85,8 +85,8 @@ def test_a_request_between_two_steps_ends_is_seen_at_the_next() -> None:
     a, b = by_name(tables)["a"], by_name(tables)["b"]
     cost = price()
     ends, at = [], 0.0
-    for step in (cost.step_s(2, 3, 0, 0), *(cost.step_s(0, 0, 1, n) for n in (3, 4, 5))):
-        at += cost.scheduler_s(1, 0) + step
+    for step in (cost.prices.step_s(2, 3, 0, 0), *(cost.prices.step_s(0, 0, 1, n) for n in (3, 4, 5))):
+        at += cost.prices.scheduler_s(1, 0) + step
         ends.append(at)
     assert b["arrival_s"] == 0.03
     assert b["admit_s"] == min(e for e in ends if e >= 0.03)

@@ -140,6 +140,12 @@ class Sequence:
         """What identifies positions [start, stop) in the cache."""
         return _cut(self.request.key, self.said, start * tk.TOKEN_BYTES, stop * tk.TOKEN_BYTES)
 
+    def key_at(self, start: int, stop: int) -> tuple[bytes, int]:
+        """As `key`, but within a longer one, and the byte where it begins there: a prompt's is not copied."""
+        if stop * tk.TOKEN_BYTES <= len(self.request.key):
+            return self.request.key, start * tk.TOKEN_BYTES
+        return self.key(start, stop), 0
+
     def append(self, sampled: int | bytes) -> int:
         """One sampled token, or several, become known; the last, returned, has no KV yet (handed case 24)."""
         words = sampled if isinstance(sampled, bytes) else tk.word(sampled)

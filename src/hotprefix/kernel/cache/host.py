@@ -87,9 +87,8 @@ class HostTier:
         tree = self.tier.tree
         pages = self.tier.allocate(room) or []
         if pages:
-            width = self.tier.page_size * TOKEN_BYTES
-            run = key[have * width : (have + room) * width]
-            inserted = tree.insert(handle, run, pages, planned=planned)
+            at = have * self.tier.page_size * TOKEN_BYTES
+            inserted = tree.insert(handle, key, pages, planned=planned, at=at)
             handle = inserted.handle
             if inserted.added:
                 self.tier.pool.index(pages)

@@ -133,9 +133,8 @@ class Tables:
             return 0
         first = seq.shared
         own = seq.table[first:last]
-        inserted = self._l1.tree.insert(
-            seq.pin, seq.key(first * self._page, last * self._page), own, seq.request.priority
-        )
+        key, at = seq.key_at(first * self._page, last * self._page)
+        inserted = self._l1.tree.insert(seq.pin, key, own, seq.request.priority, at=at)
         if not inserted.pages:
             return 0
         duplicates = own[: len(own) - inserted.added]
@@ -161,12 +160,12 @@ class Tables:
         first = seq.shared
         if last <= first:
             return 0
-        key = seq.key(first * self._page, last * self._page)
+        key, at = seq.key_at(first * self._page, last * self._page)
         tree = self._l1.tree
-        if tree.continues(seq.pin, key):
+        if tree.continues(seq.pin, key, at):
             return 0
         own = seq.table[first:last]
-        inserted = tree.insert(seq.pin, key, own, seq.request.priority, planned=True)
+        inserted = tree.insert(seq.pin, key, own, seq.request.priority, planned=True, at=at)
         self._l1.pool.index(own)
         seq.handle = inserted.handle
         seq.shared = last

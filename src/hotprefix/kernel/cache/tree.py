@@ -98,9 +98,9 @@ class PrefixTree:
         end = min(limit, len(key) // self.page_bytes) * self.page_bytes
         return walk(handle, above, key, above * self.page_bytes, end, self.page_bytes)
 
-    def continues(self, handle: Node, key: bytes) -> bool:
-        """Whether the first page of `key` is indexed below a pinned node."""
-        return key[: self.page_bytes] in handle.children
+    def continues(self, handle: Node, key: bytes, at: int) -> bool:
+        """Whether the page of the tokens from byte `at` of `key` on is indexed below a pinned node."""
+        return key[at : at + self.page_bytes] in handle.children
 
     def pages_of(self, match: Match) -> list[int]:
         """Page ids of the matched prefix, first page first."""
@@ -184,16 +184,18 @@ class PrefixTree:
     # -- publication ------------------------------------------------------------------------------
 
     def insert(
-        self, handle: Node, key: bytes, pages: list[int], priority: int = 0, planned: bool = False
-    ) -> Inserted:
-        """Publish the pages of `key` (page-aligned bytes) below the pinned node `handle`.
+        self, handle: Node, key: bytes, pages: list[int], priority: int = 0, planned: bool = False,
+        at: int = 0,
+    ) -> Inserted:  # fmt: skip
+        """Publish pages below the pinned node `handle`; their tokens are those of `key` from byte `at` on.
 
         Moves the caller's pin to the end of the range. Pages whose tokens are indexed already are not
         added; the tree's own are returned for them. planned: the step in flight computes them;
         `settle` makes them real or `discard_planned` takes them back. Real pages never replace, nor hang
         below, planned ones: where these are in the way, nothing is published (no pages returned).
         """
-        found = walk(handle, 0, key, 0, len(key), self.page_bytes)
+        end = at + len(pages) * self.page_bytes
+        found = walk(handle, 0, key, at, end, self.page_bytes)
         if found.planned and not planned:
             return Inserted(handle, [], 0)
         kept: list[int] = []
@@ -205,7 +207,7 @@ class PrefixTree:
             handle.hits -= 1
         fresh = pages[len(kept) :]
         if fresh:
-            node = self._add(node, key[len(kept) * self.page_bytes :], fresh, planned)
+            node = self._add(node, key[at + len(kept) * self.page_bytes : end], fresh, planned)
         self._used(node, priority)
         self._protect(node)
         self.unpin(handle)

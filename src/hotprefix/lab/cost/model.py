@@ -2,8 +2,7 @@
 
 Rules (lab.md, *Simulator*): interpretable and linear, every coefficient a price in seconds that one can
 read; never negative. A file says what was measured, on what, when and how far off it is; whatever is
-damaged, of another version or impossible is refused. The price of a step is plain float arithmetic: the
-simulator asks for it a million times.
+damaged, of another version or impossible is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hotprefix.errors import InputError
+from hotprefix.lab.cost.prices import Prices
 
 VERSION: Final = 1
 
@@ -111,19 +111,13 @@ class CostModel(_Frozen):
             raise ValueError("base_s and one of prefill_token_s and decode_s are 0: a step takes time")
         return self
 
-    def step_s(self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int) -> float:
-        """Seconds of one forward pass (`Features`)."""
-        return (
-            self.base_s
-            + self.prefill_token_s * prefill_tokens
-            + self.prefill_context_s * prefill_context
-            + self.decode_s * decodes
-            + self.decode_context_s * decode_context
-        )
-
-    def scheduler_s(self, running: int, waiting: int) -> float:
-        """Seconds that a step takes beside its forward pass, with so many requests."""
-        return self.scheduler_base_s + self.scheduler_running_s * running + self.scheduler_waiting_s * waiting
+    @property
+    def prices(self) -> Prices:
+        """The time of a step, for whoever asks often."""
+        return Prices(
+            self.base_s, self.prefill_token_s, self.prefill_context_s, self.decode_s, self.decode_context_s,
+            self.scheduler_base_s, self.scheduler_running_s, self.scheduler_waiting_s,
+        )  # fmt: skip
 
     @property
     def label(self) -> str:

@@ -31,16 +31,17 @@ class SimulationStuck(HotprefixError):
     """Nothing can run and nothing will come: a bug of ours, told instead of looping for ever."""
 
 
-@dataclass(slots=True)
 class Run:
-    """A step in flight. ends: the end of each repeat; count: how many of them will be run."""
+    """A step in flight. ends: the end of each repeat; count: how many of them will be run. scheduler (of each
+    repeat), restore: seconds."""
 
-    plan: StepPlan
-    begun: float
-    ends: list[float]
-    count: int
-    scheduler: float
-    restore: float
+    __slots__ = ("begun", "count", "ends", "plan", "restore", "scheduler")
+
+    def __init__(
+        self, plan: StepPlan, begun: float, ends: list[float], scheduler: float, restore: float
+    ) -> None:
+        self.plan, self.begun, self.ends, self.count = plan, begun, ends, len(ends)
+        self.scheduler, self.restore = scheduler, restore
 
     @property
     def end(self) -> float:
@@ -70,7 +71,7 @@ class Instance:
     ) -> None:  # fmt: skip
         self.index = index
         self.kernel = Kernel(config, sink=recorder.sink, kinds=recorder.kinds)
-        self._cost, self._schedule, self._ended = cost, schedule, ended
+        self._prices, self._schedule, self._ended = cost.prices, schedule, ended
         self._recorder, self.windows, self._prompts, self._host = recorder, windows, prompts, host
         self._most, self._next_use = most, next_use
         self._inbox: list[tuple[str, Item]] = []
@@ -157,12 +158,12 @@ class Instance:
 
     def _timed(self, plan: StepPlan, now: float) -> Run:
         """How long each repeat takes."""
-        cost, status = self._cost, self.kernel.load
+        prices, status = self._prices, self.kernel.load
         prefill, context, decodes, reach = features(plan.chunks)
-        scheduler = cost.scheduler_s(*status)
+        scheduler = prices.scheduler_s(*status)
         # What repeats have in common; each then attends to one position more in every sequence.
-        same = cost.step_s(prefill, context, decodes, 0) if plan.chunks else 0.0
-        per_position = cost.decode_context_s
+        same = prices.step_s(prefill, context, decodes, 0) if plan.chunks else 0.0
+        per_position = prices.decode_context_s
         restore = self._host.restore_s(plan, now)
         at = now + restore
         ends = []
@@ -170,7 +171,7 @@ class Instance:
             at += scheduler + (same + per_position * reach)
             ends.append(at)
             reach += decodes
-        return Run(plan, now, ends, len(ends), scheduler, restore)
+        return Run(plan, now, ends, scheduler, restore)
 
     def _commit(self, run: Run, now: float) -> None:
         self.run, count, live = None, run.count, self._live
