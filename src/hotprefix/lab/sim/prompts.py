@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hotprefix.kernel.tokens import TOKEN_BYTES
+from hotprefix.kernel.tokens import TOKEN_BYTES, word
 from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 MAX_TOKEN = 2**31 - 1
@@ -42,12 +42,12 @@ class PromptMaker:
         tokens = self._room(-(-length // block) * block)
         tokens.reshape(-1, block)[: len(covered)] = covered[:, None]
         tokens[len(covered) * block :] = filler
-        outputs = np.full(wanted, filler, dtype="<i4")
+        outputs = word(filler) * wanted
         if request.output_blocks is not None and len(request.output_blocks):
             inside = length % block
-            known = spread(request.output_blocks, block)[inside : inside + wanted]
-            outputs[: len(known)] = known
-        return Prompt(tokens[:length].tobytes(), outputs.tobytes())
+            known = spread(request.output_blocks, block)[inside : inside + wanted].tobytes()
+            outputs = known + outputs[len(known) :]
+        return Prompt(tokens[:length].tobytes(), outputs)
 
     def _room(self, tokens: int) -> Blocks:
         """An array to write a prompt into, the same each time: new memory is slow."""

@@ -40,7 +40,9 @@ class EndlessCache:
         blocks = request.blocks
         self._grow(blocks)
         known = self._seen[blocks]
-        hit = len(blocks) if known.all() else int(known.argmin())
+        hit = int(known.argmin()) if len(known) else 0
+        if len(known) and known[hit]:  # there is no unknown one
+            hit = len(known)
         self._seen[blocks[hit:]] = True
         if request.output_blocks is not None:
             self._grow(request.output_blocks)
