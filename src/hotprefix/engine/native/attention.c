@@ -37,6 +37,9 @@ struct job {
     float *partials; /* [partial][heads][width + 2]: out, high, sum */
     char *memory;    /* per thread */
     size_t memory_bytes;
+#if LOAD_HELPED
+    size_t threads;
+#endif
 };
 
 static size_t new_tokens(const struct hp_batch *batch, size_t r) {
@@ -163,14 +166,44 @@ static int plan(struct job *job, int threads) {
     return !ok;
 }
 
-static void load_block(const struct job *job, struct block *memory, const struct unit *unit, size_t kv_head,
-                       size_t block, size_t count) {
+/* The pool rows of the first `count` positions of a request's key block. */
+INLINE void find_slots(const struct job *job, size_t request, size_t block, size_t count, size_t *slots) {
     const struct hp_batch *batch = job->batch;
-    const int32_t *pages = batch->page_table + unit->request * batch->table_width;
-    size_t slots[BLOCK], page_size = batch->page_size, dim = job->shape->head_dim;
-    size_t page = block * BLOCK / page_size, offset = block * BLOCK % page_size;
+    const int32_t *pages = batch->page_table + request * batch->table_width;
+    size_t page_size = batch->page_size, page = block * BLOCK / page_size, offset = block * BLOCK % page_size;
     for (size_t i = 0; i < count; page++, offset = 0)
         for (; offset < page_size && i < count; offset++) slots[i++] = (size_t)pages[page] * page_size + offset;
+}
+
+#if LOAD_HELPED
+/* Tells `memory` what this thread will load after the given head and block. As units are handed out one by one,
+ * that of another unit is a guess, right where threads are equally quick. */
+static void foresee(const struct job *job, struct block *memory, const struct unit *unit, size_t head, size_t block) {
+    const struct token *last = &job->tokens[unit->first + unit->count - 1];
+    struct upcoming *next = &memory->next;
+    next->count = next->asked = 0;
+    if (unit->block == ALL_BLOCKS) {
+        if (++block > last->position / BLOCK) return;
+    } else if (++head == unit->end_head) {
+        unit += job->threads;
+        if (unit >= job->units + job->unit_count || unit->block == ALL_BLOCKS) return;
+        head = unit->head, block = unit->block;
+    }
+    size_t left = (size_t)job->batch->context_lens[unit->request] - block * BLOCK;
+    size_t at = head * job->shape->head_dim * job->element;
+    next->keys = job->k_pool + at, next->values = job->v_pool + at, next->stride = job->stride;
+    next->count = left < BLOCK ? left : BLOCK;
+    find_slots(job, unit->request, block, next->count, next->slots);
+}
+#endif
+
+static void load_block(const struct job *job, struct block *memory, const struct unit *unit, size_t kv_head,
+                       size_t block, size_t count) {
+    size_t slots[BLOCK], dim = job->shape->head_dim;
+    find_slots(job, unit->request, block, count, slots);
+#if LOAD_HELPED
+    foresee(job, memory, unit, kv_head, block);
+#endif
     size_t soon = kv_head == unit->head ? (unit->end_head - unit->head) * dim : 0, at = kv_head * dim * job->element;
     hp_block_load(memory, job->k_pool + at, job->v_pool + at, slots, count, job->stride, soon);
 }
@@ -283,6 +316,9 @@ int hp_attention_run(const struct hp_attention *shape, const struct hp_batch *ba
         .token_limit = MAX_ROWS / group, .element = shape->bf16 ? sizeof(bf16) : sizeof(float),
         .memory_bytes = hp_block_bytes(shape->head_dim, shape->bf16) + MAX_ROWS * width * sizeof(float),
     };
+#if LOAD_HELPED
+    job.threads = threads > 1 ? (size_t)threads : 1;
+#endif
     int failed = plan(&job, threads);
     if (!failed) {
         hp_parallel(job.unit_count, threads, run_unit, &job);

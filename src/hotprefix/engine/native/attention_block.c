@@ -2,10 +2,18 @@
  *
  * Rules: a row's result depends only on its query and on the keys it sees. A masked key has weight
  * exactly 0, and memory past the last key is zero, so what else is in the block adds nothing.
+ *
+ * Few query rows are a block's work of some microseconds, as long as its memory takes to come. Where LOAD_HELPED,
+ * the next block's memory is therefore asked for in small portions all through the work on this one, and keys lie
+ * in panels as wide as the register tile: with rows of BLOCK floats, the cells of a key would all fall on an eighth
+ * of the first-level cache.
  */
 #include "attention_block.h"
 
-#define AHEAD 32 /* keys whose memory is asked for before it is needed */
+#define AHEAD 32  /* keys whose memory is asked for before it is needed */
+#define PORTION 5 /* keys whose memory is asked for at a time: 128 in the 28 steps of a full block of heads of 64 */
+#define KEY_PANEL (TILE_VECS * VL)
+#define KEY_STRIDE (LOAD_HELPED ? KEY_PANEL : BLOCK)
 
 INLINE size_t round_up(size_t n) { return (n + VL - 1) / VL * VL; }
 
@@ -34,6 +42,9 @@ void hp_block_init(struct block *block, void *memory, const struct hp_attention 
     block->out = block->scores + MAX_ROWS * BLOCK;
     block->zeros = (char *)(block->out + MAX_ROWS * block->width);
     memset(block->zeros, 0, block->width * sizeof(float));
+#if LOAD_HELPED
+    block->next.count = block->next.asked = 0;
+#endif
 }
 
 void hp_block_query(struct block *block, size_t row, const void *query) {
@@ -53,10 +64,11 @@ INLINE vf values_at(const void *row, size_t at, size_t dim, int is_bf16) {
     return vload(part);
 }
 
-/* keys[c][k .. k + VL) = cell c of VL keys. */
+/* keys[c][k .. k + VL) = cell c of VL keys; where LOAD_HELPED in panels of KEY_PANEL keys, one after the other. */
 INLINE void load_keys(struct block *block, const char *const *rows, size_t key, enum kind kind, int is_bf16) {
-    float *to = block->keys + key;
-    for (size_t c = 0; c < block->cells; c += VL, to += VL * BLOCK) {
+    size_t panel = key / KEY_PANEL * KEY_PANEL * round_up(block->cells);
+    float *to = block->keys + (LOAD_HELPED ? panel + key % KEY_PANEL : key);
+    for (size_t c = 0; c < block->cells; c += VL, to += VL * KEY_STRIDE) {
         vf square[VL];
         if (c + VL <= block->cells && kind == PAIR)
             UNROLL for (size_t i = 0; i < VL; i++) square[i] = vload((const float *)rows[i] + c);
@@ -64,7 +76,7 @@ INLINE void load_keys(struct block *block, const char *const *rows, size_t key, 
             UNROLL for (size_t i = 0; i < VL; i++)
                 square[i] = values_at(rows[i], c, block->cells, kind == PAIR ? 0 : is_bf16);
         vtranspose(square);
-        UNROLL for (size_t i = 0; i < VL; i++) vstore(to + i * BLOCK, square[i]);
+        UNROLL for (size_t i = 0; i < VL; i++) vstore(to + i * KEY_STRIDE, square[i]);
     }
 }
 
@@ -72,16 +84,35 @@ INLINE void load_keys(struct block *block, const char *const *rows, size_t key, 
 INLINE void load_values(struct block *block, const char *const *rows, size_t key, enum kind kind, int is_bf16) {
     size_t step = kind == PAIR ? 2 : 1;
     float *to = block->values + key / step * block->width;
-    for (size_t k = 0; k < VL; k += step, to += block->width)
-        for (size_t d = 0; d < block->width; d += VL) {
+    for (size_t k = 0; k < VL; k += step, to += block->width) {
+        size_t d = 0;
+        if (LOAD_HELPED) /* most of the loop below, with nothing to decide */
+            for (; d + 4 * VL <= block->dim; d += 4 * VL)
+                UNROLL for (int i = 0; i < 4 * VL; i += VL)
+                    vstore(to + d + i, is_bf16 ? vload_bf16((const bf16 *)rows[k] + d + i)
+                                               : vload((const float *)rows[k] + d + i));
+        for (; d < block->width; d += VL) {
             vf even = values_at(rows[k], d, block->dim, is_bf16);
             if (kind == PAIR) even = (vf)((vu)even >> 16 | (vu)values_at(rows[k + 1], d, block->dim, is_bf16));
             vstore(to + d, even);
         }
+    }
 }
 
 INLINE void prefetch(const char *row, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+}
+
+/* Asks for the memory of the next `keys` rows of what will be loaded next. */
+INLINE void ask(struct block *block, size_t keys) {
+#if LOAD_HELPED
+    struct upcoming *next = &block->next;
+    size_t element = block->bf16 ? sizeof(bf16) : sizeof(float);
+    for (; keys > 0 && next->asked < next->count; keys--, next->asked++) {
+        size_t at = next->slots[next->asked] * next->stride * element;
+        prefetch(next->keys + at, block->dim * element), prefetch(next->values + at, block->dim * element);
+    }
+#endif
 }
 
 INLINE void load(struct block *block, const char *keys, const char *values, const size_t *slots, size_t count,
@@ -93,8 +124,11 @@ INLINE void load(struct block *block, const char *keys, const char *values, cons
         value_rows[k] = k < count ? values + slots[k] * stride * element : block->zeros;
     }
     for (size_t k = 0; k < count; k += VL) {
-        for (size_t i = k + AHEAD; i < k + AHEAD + VL && i < count; i++)
-            prefetch(key_rows[i], bytes), prefetch(value_rows[i], bytes);
+        if (LOAD_HELPED)
+            ask(block, PORTION);
+        else
+            for (size_t i = k + AHEAD; i < k + AHEAD + VL && i < count; i++)
+                prefetch(key_rows[i], bytes), prefetch(value_rows[i], bytes);
         load_keys(block, key_rows + k, k, kind, is_bf16);
         load_values(block, value_rows + k, k, kind, is_bf16);
     }
@@ -138,10 +172,24 @@ INLINE void softmax(struct block *block, size_t r, size_t low, size_t end, size_
     block->sum[r] = vsum(sum);
 }
 
+/* out[r] = a[r] x b as hp_tile has it, in panels of KEY_PANEL columns `panel` floats apart, asking ahead in between. */
+INLINE void multiply(struct block *block, size_t rows, size_t columns, const float *a, size_t lda, const float *b,
+                     size_t ldb, size_t panel, size_t n, float *out, size_t ldo) {
+    for (size_t c = 0; c < columns; c += KEY_PANEL, b += panel) {
+        size_t left = (columns - c) / VL;
+        hp_tile(block->kind, rows, left < TILE_VECS ? left : TILE_VECS, a, lda, b, ldb, n, out + c, ldo);
+        ask(block, PORTION);
+    }
+}
+
 void hp_block_attend(struct block *block, size_t rows, const size_t *low, const size_t *end, size_t count) {
     size_t padded = round_up(count);
-    hp_tile(block->kind, rows, padded / VL, block->q, block->cells, block->keys, BLOCK, block->cells, block->scores,
-            BLOCK);
+    if (LOAD_HELPED)
+        multiply(block, rows, padded, block->q, block->cells, block->keys, KEY_PANEL,
+                 KEY_PANEL * round_up(block->cells), block->cells, block->scores, BLOCK);
+    else
+        hp_tile(block->kind, rows, padded / VL, block->q, block->cells, block->keys, BLOCK, block->cells,
+                block->scores, BLOCK);
     for (size_t r = 0; r < rows; r++) {
         if (block->kind == PAIR)
             softmax(block, r, low[r], end[r], padded, PAIR);
@@ -149,8 +197,13 @@ void hp_block_attend(struct block *block, size_t rows, const size_t *low, const 
             softmax(block, r, low[r], end[r], padded, FLOAT);
     }
     size_t steps = block->kind == PAIR ? (count + 1) / 2 : count;
-    hp_tile(block->kind, rows, block->width / VL, block->scores, BLOCK, block->values, block->width, steps,
-            block->out, block->width);
+    if (LOAD_HELPED)
+        multiply(block, rows, block->width, block->scores, BLOCK, block->values, block->width, KEY_PANEL, steps,
+                 block->out, block->width);
+    else
+        hp_tile(block->kind, rows, block->width / VL, block->scores, BLOCK, block->values, block->width, steps,
+                block->out, block->width);
+    ask(block, BLOCK);
 }
 
 void hp_merge(float *high, float *sum, float *out, float block_high, float block_sum, const float *block_out,

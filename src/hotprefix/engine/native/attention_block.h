@@ -8,6 +8,16 @@
 #define BLOCK 128  /* key positions of one block; blocks start at multiples of it */
 #define MAX_ROWS 96 /* query rows (tokens times heads of a group) computed together */
 
+/* Whether loading is helped along where it would else wait for memory: see attention_block.c. Measured with AVX2
+ * only, so AVX-512 does without. */
+#define LOAD_HELPED (VL < 16)
+
+/* Keys and values that will be loaded next. asked: rows whose memory has been asked for. */
+struct upcoming {
+    const char *keys, *values;
+    size_t slots[BLOCK], count, stride, asked;
+};
+
 /* Per-thread memory, rows padded to `width` floats. q holds `cells` cells a row. */
 struct block {
     enum kind kind;
@@ -17,6 +27,9 @@ struct block {
     float *q, *keys, *values, *scores, *out;
     char *zeros; /* a row of zeros, for keys past the last one */
     float high[MAX_ROWS], sum[MAX_ROWS];
+#if LOAD_HELPED
+    struct upcoming next; /* the caller's to set before a load; count 0: unknown */
+#endif
 };
 
 size_t hp_block_bytes(size_t head_dim, int bf16);
@@ -26,7 +39,8 @@ void hp_block_init(struct block *block, void *memory, const struct hp_attention 
 void hp_block_query(struct block *block, size_t row, const void *query);
 
 /* Takes keys and values at `count` <= BLOCK pool rows `slots`; a row is `stride` values long. The next
- * `soon` values of each row are brought close: those of this head and of the heads that follow at once. */
+ * `soon` values of each row are brought close: those of this head and of the heads that follow at once (where
+ * LOAD_HELPED, what `next` says instead, until the end of `hp_block_attend`). */
 void hp_block_load(struct block *block, const char *keys, const char *values, const size_t *slots, size_t count,
                    size_t stride, size_t soon);
 
