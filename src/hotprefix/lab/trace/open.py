@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from hotprefix.errors import InputError
+from hotprefix.errors import ConfigError, InputError
 from hotprefix.lab.trace.agents import Assumed, CodingAgents, SessionStarts, parse_session
 from hotprefix.lab.trace.clock import Clock, Unit, from_zero, in_order
 from hotprefix.lab.trace.lines import first_bytes, lines, read_requests
@@ -67,23 +67,35 @@ def open_trace(
     options = _Options(block_size, time_unit, sessions or SessionStarts(), assumed or Assumed())
     chosen = _tell(path) if format == "auto" else format
     trace = FORMATS[chosen].open(path, options)
-    _check_options(trace, chosen, options)
     trace.limit, trace.skip_bad = limit, skip_bad
     if str(source) in SAMPLES:
         trace.name = str(source)
+    _check_options(trace, chosen, options)
     return trace
 
 
 def _check_options(trace: StreamedTrace, format: str, options: _Options) -> None:
-    """Raises InputError where an option contradicts the file, or would change nothing."""
+    """Raises ConfigError where an option contradicts the file, or would change nothing."""
     if options.block_size not in (None, trace.block_size):
         held = f"was written with block size {trace.block_size}" if trace.has_prefixes else "holds no blocks"
-        raise InputError(f"{trace.name} {held}, but {options.block_size} was asked for", param="block_size")
+        raise ConfigError(f"{trace.name} {held}, but {options.block_size} was asked for", param="block_size")
     if options.time_unit is not None and format != "mooncake":
-        raise InputError(
+        raise ConfigError(
             f"time_unit={options.time_unit}: {trace.name} is of format {format}, which leaves no unit open: "
             "leave it out",
             param="time_unit",
+        )
+
+    if options.sessions.rate is not None and format != "agents":
+        raise ConfigError(
+            f"session_rate={options.sessions.rate:g}: {trace.name} is of format {format}, which says when "
+            "requests arrive: leave it out",
+            param="session_rate",
+        )
+    if options.assumed.answers and format != "agents":
+        raise ConfigError(
+            f"answers: {trace.name} is of format {format}, which leaves nothing to assume: leave it out",
+            param="answers",
         )
 
 

@@ -46,7 +46,9 @@ class Report:
         """Note a bad line. Raises BadTrace unless such lines are skipped."""
         what = f"{path}, line {line}: {_reason(error)}"
         if not self.skip_bad:
-            raise BadTrace(f"{what}; --skip-bad leaves such lines out", param="trace") from None
+            raise BadTrace(
+                f"{what}; --skip-bad (of hotprefix trace) leaves such lines out", param="trace"
+            ) from None
         self.skipped += 1
         self.first_bad = self.first_bad or what
         kind = _VALUE.sub("N", _reason(error, valued=False))
