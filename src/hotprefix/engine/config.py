@@ -131,10 +131,8 @@ class EngineConfig:
         )
 
     def _tiers(self) -> TierConfig | None:
-        if not self.l2_tokens:
-            return None
-        return TierConfig(
-            pages=self.l2_tokens // self.page_size,
+        tiers = TierConfig(  # checked also where there is no L2
+            pages=max(1, self.l2_tokens // self.page_size),
             storage=self.l3 is not None,
             write=self.write,
             prefetch=self.prefetch,
@@ -142,3 +140,4 @@ class EngineConfig:
             min_restore_pages=-(-self.min_restore_tokens // self.page_size),
             min_fetch_pages=-(-self.min_fetch_tokens // self.page_size),
         )
+        return tiers if self.l2_tokens else None
