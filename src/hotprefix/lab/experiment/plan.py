@@ -114,8 +114,8 @@ def _check_open(experiment: Experiment, condition: str, varied: dict[str, Any]) 
     """Raises ConfigError where an experiment is about sessions and there are none."""
     if varied.get("load.concurrency") is not None:
         raise ConfigError(
-            f"{experiment.name}: condition {condition!r} sets load.concurrency, sessions alive at a time, and "
-            "in open loop there is no such thing: give a trace with sessions (docs/traces.md)",
+            f"{experiment.name}: condition {condition!r} sets load.concurrency, sessions alive at a time, "
+            "and in open loop there is no such thing: give a trace with sessions (docs/traces.md)",
             param="load.concurrency",
         )
 
