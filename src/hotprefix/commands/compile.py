@@ -74,8 +74,8 @@ def _tell_others(target: Path) -> None:
     if others:
         size = sum(file.stat().st_size for place in others for file in place.rglob("*") if file.is_file())
         stderr.print(
-            f"{target.parent}: {len(others)} of other sources, {size / 1e6:.0f} MB; delete those folders that "
-            "no other checkout or version uses",
+            f"{target.parent}: {len(others)} of other sources, {size / 1e6:.0f} MB; delete those folders "
+            "that no other checkout or version uses",
             markup=False, soft_wrap=True,
         )  # fmt: skip
 
