@@ -184,6 +184,17 @@ async def test_a_hung_process_shows_in_health_and_is_back_when_it_goes_on() -> N
         await until(lambda: engine.health().ok)
 
 
+async def test_the_first_step_after_a_pause_may_be_long() -> None:
+    """A prompt computed in one pass says nothing for as long as the pass takes; that is no hung engine."""
+    async with running(idle_hang_s=0.2) as engine:
+        stream = await engine.submit([ask("long", loops.STOP_PROCESS)])
+        await asyncio.sleep(0.4)
+        assert engine.health().ok
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        assert [delta async for delta in stream][-1].finish is Finish.ERROR
+
+
 async def test_a_stopped_child_never_blocks_the_event_loop() -> None:
     async with running() as engine:
         assert engine.pid is not None

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hotprefix import compiled
-from hotprefix.commands.compile import CompileFailed, build
+from hotprefix.commands.compile import CompileFailed, build, compile_
 
 PRINTS = """
 import json
@@ -111,6 +112,20 @@ def test_the_real_package_names_its_modules() -> None:
     assert {name for name in compiled.NATIVE if "*" not in name} < found
     assert "kernel/config.py" not in found
     assert all((package / name).is_file() for name in compiled.INTERPRETED)
+
+
+def test_what_other_copies_take_is_told_and_left_alone(
+    cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotprefix.commands.compile.stderr", Console(stderr=True))
+    (cache / compiled.digest(Path(compiled.__file__).parent)).mkdir(mode=0o700)
+    compile_()
+    assert "of other sources" not in capsys.readouterr().err
+    (cache / "older").mkdir()
+    (cache / "older" / "native.so").write_bytes(bytes(3_000_000))
+    compile_()
+    assert f"{cache}: 1 of other sources, 3 MB; delete" in capsys.readouterr().err
+    assert (cache / "older" / "native.so").exists()
 
 
 def test_it_compiles_what_is_named_and_an_edit_is_seen_at_once(package: Path, cache: Path) -> None:

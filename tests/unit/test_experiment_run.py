@@ -191,6 +191,11 @@ def test_whatever_decides_a_result_is_in_the_hash_and_nothing_else(path: Path, t
             "load.speed",
         ),
         (
+            {"trace": "sample:agents", "limit": 20, "sets": ("load.session_rate=2", "bound=false")},
+            r"session_rate=2: sample:agents is of format hotprefix, which says when",
+            "session_rate",
+        ),
+        (
             {"sets": ("capacity.unit=sessions", "kernel.page_size=16")},
             r"capacity.size=1e\+30 sessions is 1.63e\+31 pages of 16 tokens: give at most 16,777,216 pages",
             "capacity.size",
@@ -205,6 +210,18 @@ def test_what_no_replay_can_hold_is_refused_before_any_runs(
     with pytest.raises(ConfigError, match=message) as caught:
         planned(path, **changes)
     assert caught.value.param == field
+
+
+def test_an_experiment_about_sessions_says_so_where_there_are_none(path: Path) -> None:
+    path.write_text(FILE.replace('"capacity.size" = 65536', '"load.concurrency" = 4'))
+    with pytest.raises(ConfigError, match=r"tiny: condition 'wide' sets load.concurrency, .* with sessions"):
+        planned(path)
+
+
+def test_many_instances_hold_no_more_than_one(path: Path) -> None:
+    path.write_text(FILE.replace("65536", "1048576"))
+    with pytest.raises(ConfigError, match=r"on each of 4096 instances: give at most 16,777,216 .* together"):
+        planned(path, sets=("cluster.instances=4096",))
 
 
 def test_a_trace_file_is_known_by_its_content(path: Path, tmp_path: Path) -> None:
@@ -249,6 +266,8 @@ def test_a_trace_without_prefixes_is_refused(path: Path, tmp_path: Path) -> None
         (("cost=nothing",), r"cost 'nothing': neither a file nor a preset"),
         (("trace.generate=none",), r"generator 'none': there are"),
         (("trace.params.prompts=0",), r"churn.prompts=0"),
+        (("load.session_rate=0.2",), r"load.session_rate=0.2: generator 'churn' says when"),
+        (("load.session_rate=0.2", "load.concurrency=2"), r"load: give concurrency or session_rate"),
         (("load.warm_up=2",), r"bound=true: load.warm_up=2"),
         (("kernel.page_size=7",), r"bound=true: kernel.page_size=7: give a divisor of .* 16"),
         (("kernel.tiers.pages=8",), r"bound=true: only L1 has a bound"),

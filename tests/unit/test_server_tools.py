@@ -102,7 +102,9 @@ async def test_the_prompt_is_the_same_whatever_the_choice() -> None:
         ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"guided_regex": "too hard"}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"guided_regex": "too hard"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "too hard"}}, "structured_outputs.regex"),
     ],
 )
 async def test_tools_and_grammars_that_cannot_be_are_refused(fields: dict[str, Any], param: str) -> None:

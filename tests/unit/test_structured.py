@@ -96,6 +96,15 @@ def test_every_kind_is_followed_with_every_setting(seed: int, params: dict[str, 
         assert re.fullmatch("<[a-c]{2}>|none", generate(make(kind, LARK), seed, **params)[0])
 
 
+def test_thousands_of_choices_are_as_good_as_two() -> None:
+    """As rules of the grammar they would exceed the parser's limits, at the second token of the answer."""
+    constraint = compiler().compile(make("choice", [f"option {i}" for i in range(9000)] + ["\x7f"]))
+    for byte in b"option 89":
+        assert constraint.allowed()[byte]
+        constraint.advance(byte)
+    assert set(np.flatnonzero(constraint.allowed())) == {*b"0123456789", 258}
+
+
 def test_json_object_is_an_object() -> None:
     biased = {ord("}"): 30.0, ord('"'): 8.0}
     for seed in range(5):
@@ -171,6 +180,8 @@ BAD = [
     ("choice", {"a": 1}, "list of non-empty strings"),
     ("choice", ["a", ""], "list of non-empty strings"),
     ("xml", "", "kind 'xml'"),
+    ("lark", "start: " + " | ".join(f'"a{i}"' for i in range(3000)), "3001 items"),
+    ("json_schema", {"type": "object", "properties": {f"k{i}": {} for i in range(3000)}}, "items"),
     ("regex", "a" * (MAX_SPEC_CHARS + 1), "characters"),
 ]
 

@@ -132,6 +132,9 @@ def test_bad_session_lines(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "d.jsonl", [session([row()]), other])
     with pytest.raises(InputError, match=r"block sizes differ: .32, 64."):
         fit_agents(path, Report())
+    path.write_text('{"hotprefix_trace": 1}\n')
+    with pytest.raises(BadTrace, match="give the coding-agent session file"):
+        fit_agents(path, Report(skip_bad=True))
 
 
 def test_the_recorded_sessions_fitted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable
@@ -13,8 +14,10 @@ import typer
 
 from hotprefix import cli
 from hotprefix.commands.trace import app
+from hotprefix.errors import InputError
 from hotprefix.lab.trace.info import info
 from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.write import whole_file
 from tests.support.traces import mooncake, row, session, write_lines
 
 
@@ -73,6 +76,11 @@ def test_info_as_json(trace: Trace, tmp_path: Path) -> None:
         (["generate", "burst", "--out", "x.jsonl"], "generator 'burst': there are agents, bursts"),
         (["generate", "bursts", "--out", "x.jsonl", "--params", "absent"], "absent: give a JSON"),
         (["convert", "sample:agents", "--out", "x.csv"], "x.csv: give a name that ends with"),
+        (["convert", "sample:agents", "--out", "/nowhere/x.jsonl"], "/nowhere/x.jsonl: No such file"),
+        (["convert", "sample:agents", "--out", "x.jsonl", "--session-rate", "1"], "session_rate=1: "),
+        (["convert", "sample:agents", "--out", "x.jsonl", "--answers"], "answers: "),
+        (["generate", "bursts", "--out", "x.jsonl", "--set", "every_s=1e9", "--set", "bursts=2000"],
+         "request b1000/0: arrival_s=1e+12; a trace holds at most 1e+12 seconds"),
     ],
 )  # fmt: skip
 def test_bad_usage_is_one_clear_line(trace: Trace, arguments: list[str], says: str, tmp_path: Path) -> None:
@@ -80,6 +88,26 @@ def test_bad_usage_is_one_clear_line(trace: Trace, arguments: list[str], says: s
     assert done.stdout == ""
     assert done.stderr.startswith(f"hotprefix: {says}")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_is_no_file_to_write(trace: Trace, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").mkdir()
+    done = trace("generate", "bursts", "--out", tmp_path / "t.jsonl", status=2)
+    assert done.stderr == f"hotprefix: {tmp_path / 't.jsonl'}: a folder; give the file to write\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(of: Path, to: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with (
+        pytest.raises(InputError, match=r"t.json: No space left on device"),
+        whole_file(tmp_path / "t.json") as file,
+    ):
+        file.write(b"{}")
+    assert not list(tmp_path.iterdir())
 
 
 def test_convert_reads_as_replay_would(trace: Trace, tmp_path: Path) -> None:

@@ -270,6 +270,20 @@ def test_keep_and_new_are_expanded(tmp_path: Path) -> None:
     assert (third.parent, third.think_s, third.session, third.kind) == ("s/1", 2.0, "s", "user")
 
 
+def test_options_that_contradict_the_file_are_refused(tmp_path: Path) -> None:
+    sessions = write_lines(tmp_path / "c.jsonl", [session([row()])])
+    assert open_trace(sessions, block_size=64).block_size == 64
+    with pytest.raises(InputError, match="written with block size 64, but 32 was asked for"):
+        open_trace(sessions, block_size=32)
+    lengths = tmp_path / "a.csv"
+    lengths.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n")
+    with pytest.raises(InputError, match="holds no blocks, but 32 was asked for"):
+        open_trace(lengths, block_size=32)
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(BadTrace, match="empty"):
+        open_trace(tmp_path / "empty.jsonl", format="agents")
+
+
 def test_sessions_share_tools_and_system_prompt_only_where_assumed(tmp_path: Path) -> None:
     lines = [session([row()]), session([row()], id="t"), session([row()], id="u", system_tokens=92)]
     path = write_lines(tmp_path / "c.jsonl", [*lines, session([row(model=1)], id="v")])

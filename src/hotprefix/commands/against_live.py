@@ -40,6 +40,7 @@ def run(
     from hotprefix.lab.cost.presets import load_cost
     from hotprefix.lab.live.against import Options, against_live
     from hotprefix.lab.trace.open import open_trace
+    from hotprefix.lab.trace.problems import require_prefixes
     from hotprefix.report.against_live import print_tables, render, to_json
 
     options = Options(
@@ -48,6 +49,7 @@ def run(
     )  # fmt: skip
     priced = None if cost is None else load_cost(cost)
     opened = open_trace(trace or DEFAULT_TRACE)
+    require_prefixes(opened, "--against-live")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -5,6 +5,7 @@ Rules: progress on stderr, the model in the file; `--json` prints it too.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,7 @@ def calibrate(
     Example: hotprefix calibrate --out cost.json
     """
     from hotprefix.engine.bare import Bare
+    from hotprefix.engine.config import EngineConfig
     from hotprefix.lab.cost.calibrate import FULL_S, QUICK_S, Settings
     from hotprefix.lab.cost.calibrate import calibrate as measure
 
@@ -49,9 +51,12 @@ def calibrate(
     settings = Settings(
         QUICK_S if quick else FULL_S if seconds is None else seconds, max_batched_tokens, max_running, clock
     )
+    EngineConfig(kv_tokens=kv_tokens, page_size=page_size, threads=threads,
+                 max_batched_tokens=max_batched_tokens, max_running=max_running)  # fmt: skip
+    _check_writable(out)
     with stderr.status("starting") as status:
         bare = Bare.load(
-            model, dtype, device, pages=max(1, kv_tokens // page_size), page_size=page_size, threads=threads,
+            model, dtype, device, pages=kv_tokens // page_size, page_size=page_size, threads=threads,
             progress=status.update,
         )  # fmt: skip
         found, _ = measure(bare, settings, name or out.stem, status.update)
@@ -59,3 +64,12 @@ def calibrate(
     stderr.print(found.label, markup=False, soft_wrap=True)
     if json:
         typer.echo(found.model_dump_json(indent=2))
+
+
+def _check_writable(out: Path) -> None:
+    """Measuring takes minutes: what could not be kept is not measured. Raises InputError."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out.parent).close()
+    except OSError as error:
+        raise InputError(f"{out}: cannot write the cost model: {error.strerror}", param="out") from None

@@ -56,6 +56,7 @@ def compile_() -> None:
     target = compiled.folder() / compiled.digest(package)
     if target.exists():
         stderr.print(f"{target}: there already", markup=False, soft_wrap=True)
+        _tell_others(target)
         return
     for module in ("mypyc", "setuptools"):
         if find_spec(module) is None:
@@ -64,6 +65,19 @@ def compile_() -> None:
     with stderr.status("compiling; about a minute"):
         build(package, target)
     stderr.print(f"{target}: {time.perf_counter() - begun:.0f} s", markup=False, soft_wrap=True)
+    _tell_others(target)
+
+
+def _tell_others(target: Path) -> None:
+    """What copies of other sources take. None is deleted here: another checkout may be running one."""
+    others = [place for place in target.parent.iterdir() if place != target]
+    if others:
+        size = sum(file.stat().st_size for place in others for file in place.rglob("*") if file.is_file())
+        stderr.print(
+            f"{target.parent}: {len(others)} of other sources, {size / 1e6:.0f} MB; delete those folders "
+            "that no other checkout or version uses",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def build(package: Path, target: Path, optimise: int = 1) -> None:

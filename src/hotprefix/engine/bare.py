@@ -52,6 +52,10 @@ class Bare:
     ) -> Bare:
         """model: as `--model`. threads: CPU threads, None = all. Raises ModelLoadError or ConfigError."""
         if threads is not None:
+            if threads < 1:
+                raise ConfigError(
+                    f"threads={threads}: give a whole number >= 1, or leave it out", param="threads"
+                )
             torch.set_num_threads(threads)
         files = resolve_model(model)
         progress(f"loading {files.name}")

@@ -24,6 +24,7 @@ from hotprefix.engine.observe import Observer
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.sampling.structured import Compiler, Vocabulary
 from hotprefix.engine.storage import Storage
+from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.open import open_store
 from hotprefix.engine.text.output import OutputText
 from hotprefix.engine.text.tokenizer import Tokenizer
@@ -46,6 +47,7 @@ def build_engine(
     started = time.monotonic()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    store = None if config.l3 is None else open_store(config.l3)  # a wrong URL is told before the model loads
     files = resolve_model(config.model)
     progress(f"loading {files.name}")
     loaded = load_model(
@@ -59,7 +61,7 @@ def build_engine(
     pool = KVPool.allocate(
         decoder.config, kernel.total_pages, config.page_size, decoder.dtype, decoder.device, kernel.groups
     )
-    host, storage = _tiers(config, pool)
+    host, storage = _tiers(config, pool, store)
     sampler = Sampler(
         decoder.config.vocab_size,
         decoder.device,
@@ -81,13 +83,13 @@ def build_engine(
     )
 
 
-def _tiers(config: EngineConfig, pool: KVPool) -> tuple[HostPool | None, Storage | None]:
+def _tiers(config: EngineConfig, pool: KVPool, store: Store | None) -> tuple[HostPool | None, Storage | None]:
     if not config.l2_tokens:
         return None, None
     pages = config.l2_tokens // config.page_size
-    if config.l3 is None:
+    if store is None:
         return HostPool(pool, pages), None
-    storage = Storage(open_store(config.l3), pool.page_bytes, max(config.prefetch_timeout_s, MIN_FETCH_S))
+    storage = Storage(store, pool.page_bytes, max(config.prefetch_timeout_s, MIN_FETCH_S))
     return HostPool(pool, pages, storage.put), storage
 
 

@@ -309,6 +309,8 @@ class AsyncEngine:
         if reply.error is not None:
             for request_id in ids:
                 del self._streams[request_id]
+        elif ids:
+            self._busy = True  # its first step may be long, and says nothing before its end
         if future.done():
             return
         if reply.error is not None:

@@ -6,6 +6,7 @@ can travel to the engine's process. Units: tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hotprefix.errors import ConfigError
@@ -89,6 +90,10 @@ class EngineConfig:
                 f"window_tokens={self.window_tokens}: give tokens, or 0 for no pools of their own",
                 param="window_tokens",
             )
+        if not 0 <= self.prefetch_timeout_s < math.inf:
+            raise ConfigError(
+                f"prefetch_timeout_s={self.prefetch_timeout_s}: give seconds >= 0", param="prefetch_timeout_s"
+            )
         for name in ("max_model_len", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -131,10 +136,8 @@ class EngineConfig:
         )
 
     def _tiers(self) -> TierConfig | None:
-        if not self.l2_tokens:
-            return None
-        return TierConfig(
-            pages=self.l2_tokens // self.page_size,
+        tiers = TierConfig(  # checked also where there is no L2
+            pages=max(1, self.l2_tokens // self.page_size),
             storage=self.l3 is not None,
             write=self.write,
             prefetch=self.prefetch,
@@ -142,3 +145,4 @@ class EngineConfig:
             min_restore_pages=-(-self.min_restore_tokens // self.page_size),
             min_fetch_pages=-(-self.min_fetch_tokens // self.page_size),
         )
+        return tiers if self.l2_tokens else None

@@ -79,7 +79,11 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         if len(self.stop) > MAX_STOPS or any(not isinstance(s, str) or not s for s in self.stop):
-            raise InputError(f"stop: give at most {MAX_STOPS} non-empty strings", param="stop")
+            empty = ", an empty one" if "" in self.stop else ""
+            raise InputError(
+                f"stop holds {len(self.stop)} strings{empty}: give at most {MAX_STOPS}, none of them empty",
+                param="stop",
+            )
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, None)
         for token, bias in self.logit_bias.items():

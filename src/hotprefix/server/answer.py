@@ -34,7 +34,7 @@ class Choice(Protocol):
 @dataclass(slots=True)
 class Answer:
     """One HTTP answer. requests[i] is choice i's generation; choices of one prompt are neighbours,
-    `n` of each. extra: fields of the whole answer's top level, asked for when it is complete."""
+    `n` of each. grammar_field: which field of the request gave its grammar."""
 
     id: str
     model: str
@@ -47,6 +47,7 @@ class Answer:
     usage_in_chunks: bool = False
     by_source: bool = False
     discard_output: bool = False
+    grammar_field: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _index: dict[str, int] = field(init=False)
     _usage: list[Usage] = field(init=False)

@@ -81,7 +81,7 @@ def _first_error(error: ValidationError, value: Any) -> ApiError:
     """The most telling one: a wrong `type`, else an unknown field, else the first."""
     found = error.errors(include_url=False, include_context=False)
     first = min(found, key=lambda e: (e["loc"][-1:] != ("type",), e["type"] != "extra_forbidden"))
-    path = _path(first["loc"], value)
+    path = _path(first["loc"], value, missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
         message, code = f"{path} is not a field of this request", "unknown_parameter"
     elif first["type"] == "missing":
@@ -92,13 +92,13 @@ def _first_error(error: ValidationError, value: Any) -> ApiError:
     return ApiError(400, message, param=path, code=code)
 
 
-def _path(location: tuple[Any, ...], value: Any) -> str:
+def _path(location: tuple[Any, ...], value: Any, *, missing: bool) -> str:
     """Where in the body, without the names pydantic gives to branches of a union."""
     path = []
     for depth, part in enumerate(location):
         if (isinstance(value, list) and isinstance(part, int)) or (isinstance(value, dict) and part in value):
             value = value[part]
-        elif not isinstance(value, dict) or depth < len(location) - 1:
+        elif not missing or not isinstance(value, dict) or depth < len(location) - 1:
             continue
         path.append(f"[{part}]" if isinstance(part, int) else f".{part}")
     return "".join(path).removeprefix(".")

@@ -7,6 +7,7 @@ bytes.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -43,8 +44,10 @@ class ServerConfig:
         for name in ("body_limit", "max_choices"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: give a whole number >= 1", param=name)
-        if self.drain_s < 0:
+        if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s={self.drain_s}: give seconds >= 0", param="drain_s")
+        if not all(self.served_names):
+            raise ConfigError("a served model name is empty: give at least one character", param="model")
 
     @classmethod
     def digests(cls, keys: list[str]) -> frozenset[bytes]:

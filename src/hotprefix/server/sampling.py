@@ -60,16 +60,18 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-def structured_output(body: Generation, forced: StructuredOutput | None = None) -> StructuredOutput | None:
-    """The one grammar asked for. forced: what a tool choice makes necessary. Raises InputError where
-    there are several or it is incomplete."""
+def structured_output(
+    body: Generation, forced: StructuredOutput | None = None
+) -> tuple[str, StructuredOutput] | tuple[None, None]:
+    """The one grammar asked for, and the field it came by. forced: what a tool choice makes necessary.
+    Raises InputError where there are several or it is incomplete."""
     found = [*_from_response_format(body), *_from_guided(body), *_from_structured_outputs(body)]
     if forced is not None:
         found.append(("tool_choice", forced))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)
         raise InputError(f"{names} are given: give one", param=found[1][0])
-    return found[0][1] if found else None
+    return found[0] if found else (None, None)
 
 
 Found = list[tuple[str, StructuredOutput]]

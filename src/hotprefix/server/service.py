@@ -77,7 +77,10 @@ class Service:
         structured = answer.requests[0].params.structured
         if structured is not None:
             async with self._grammars:  # one at a time: others must not wait for a thread behind them
-                await asyncio.to_thread(self.ready()[0].check_grammar, structured)
+                try:
+                    await asyncio.to_thread(self.ready()[0].check_grammar, structured)
+                except InputError as error:
+                    raise InputError(error.message, param=answer.grammar_field) from None
         return GenerationResponse(answer, self.engine, self.gate, self.metrics, sse=stream)
 
     def _completion(self, request: Request, raw: bytes) -> tuple[Answer, bool]:
@@ -91,13 +94,14 @@ class Service:
         for number, prompt in enumerate(prompts):
             check_length(prompt, max_tokens, info, "prompt" if len(prompts) == 1 else f"prompt[{number}]")
         echo_logprobs = body.logprobs if body.echo else None
+        grammar_field, structured = structured_output(body)
         params = sampling_params(
             body,
             max_tokens=max_tokens,
             skip_special_tokens=body.skip_special_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=_larger(body.prompt_logprobs, echo_logprobs),
-            structured=structured_output(body),
+            structured=structured,
         )
         params.check_vocab(info.vocab_size)
         id_ = f"cmpl-{uuid.uuid4().hex}"
@@ -109,7 +113,7 @@ class Service:
             for number, one in enumerate(requests)
         ]
         answer = Answer(id_, model, "text_completion", "text_completion", requests, choices, body.n)
-        answer.discard_output = body.max_tokens == 0
+        answer.discard_output, answer.grammar_field = body.max_tokens == 0, grammar_field
         return _with_options(answer, request, body), body.stream
 
     def _chat(self, request: Request, raw: bytes) -> tuple[Answer, bool]:
@@ -123,26 +127,29 @@ class Service:
         prompt = chat.rendered(body, text)
         max_tokens = chat.max_tokens(body)
         check_length(prompt, max_tokens, info, "messages")
+        grammar_field, structured = structured_output(body, forced)
         params = sampling_params(
             body,
             max_tokens=max_tokens,
             skip_special_tokens=body.skip_special_tokens and not (tools and text.hides_tool_marks),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
-            structured=structured_output(body, forced),
+            structured=structured,
         )
         params.check_vocab(info.vocab_size)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
         requests = requests_for([prompt], body.n, params, body, id_, _salt(request, body))
         choices: Sequence[Choice] = [chat.ChatChoice(number, body, text) for number in range(body.n)]
         answer = Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n)
+        answer.grammar_field = grammar_field
         return _with_options(answer, request, body), body.stream
 
     def _check_choices(self, prompts: int, n: int) -> None:
         limit = self.config.max_choices
         if n < 1 or n * prompts > limit:
+            times = f" for {prompts} prompts" if prompts > 1 else ""
             raise InputError(
-                f"n={n}: give 1 to {limit} choices in one request, all prompts together", param="n"
+                f"n={n}{times}: give 1 to {limit} choices in one request, all prompts together", param="n"
             )
 
 

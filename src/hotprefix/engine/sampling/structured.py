@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_SPEC_CHARS = 200_000
 _PARAM = "response_format"
 _KEPT_GRAMMARS = 64
+_TRIED_TOKENS = 4
 # Between two JSON tokens; bounded, because a small model may put out blanks for ever.
 _JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{0,20}"}
 
@@ -97,11 +98,20 @@ class Compiler:
         if self._tokenizer is None:
             self._tokenizer = _ll_tokenizer(self._vocabulary)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
-        probe = matcher.deep_copy()
-        probe.compute_bitmask()  # some faults show in the first mask only
-        if probe.is_error():
-            raise _refusal(structured, probe.get_error())
+        if problem := _trial(matcher.deep_copy(), self._vocabulary.size):
+            raise _refusal(structured, problem)
         return matcher
+
+
+def _trial(matcher: LLMatcher, size: int) -> str:
+    """What goes wrong in the first steps, "" for nothing. Some faults show in a mask only, and limits on what
+    may come next in the one after a token."""
+    for _ in range(_TRIED_TOKENS):
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little", count=size))
+        if matcher.is_error() or matcher.is_stopped() or not matcher.consume_token(int(allowed[0])):
+            break
+    return str(matcher.get_error()) if matcher.is_error() else ""
 
 
 def grammar_text(structured: StructuredOutput) -> str:
@@ -135,7 +145,9 @@ def _choices(structured: StructuredOutput) -> str:
     options = _json(structured)
     if not isinstance(options, list) or not options or not all(isinstance(o, str) and o for o in options):
         raise InputError("choice: give a JSON list of non-empty strings", param=_PARAM)
-    return "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    # One terminal: as rules each option would be an item of the parser's row, which holds 2000.
+    quoted = (json.dumps(option, ensure_ascii=False).replace("\x7f", r"\u007f") for option in options)
+    return "start: CHOICE\nCHOICE: " + " | ".join(quoted)
 
 
 def _json(structured: StructuredOutput) -> Any:

@@ -24,13 +24,11 @@ def explain(error: ValidationError, model: type[BaseModel], *, hidden: str = "")
         return f"{field}: no such key; {nearest(str(first['loc'][-1]), known)}{more}"
     if first["type"] == "missing":
         return f"{field}: missing; give it{more}"
-    reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-    reason = reason.removeprefix("Input should be ").removeprefix("a valid ")
-    return (
-        f"{field}={_short(first['input'])}: give {reason}{more}"
-        if reason != first["msg"]
-        else (f"{field}={_short(first['input'])}: {reason}{more}")
-    )
+    if first["type"] == "value_error":  # of a whole section, in words of ours
+        return f"{field}: {first['ctx']['error']}{more}"
+    reason = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    give = "give " if reason != first["msg"] else ""
+    return f"{field}={_short(first['input'])}: {give}{reason}{more}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

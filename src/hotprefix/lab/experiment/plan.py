@@ -27,7 +27,7 @@ from hotprefix.lab.experiment.workload import Survey, identity, open_workload, s
 from hotprefix.lab.sim.workload import Loop
 
 PAGE_SIZE = 16  # where a trace has no blocks
-MOST_PAGES = 1 << 24  # of one instance's L1: a replay keeps about 40 bytes for each
+MOST_PAGES = 1 << 24  # of all instances' L1: a replay keeps about 40 bytes for each
 Place = tuple[str, str]  # condition, arm
 
 
@@ -56,6 +56,8 @@ def plan(experiment: Experiment) -> Plan:
         for arm in arms(experiment):
             chosen = settings(experiment, condition, arm)
             surveys.setdefault(condition.name, known.survey(chosen))
+            if not known.closed(chosen):
+                _check_open(experiment, condition.name, condition.set | arm.set)
             runs[condition.name, arm.name] = _runs(chosen, known, experiment)
     return Plan(experiment, _experiment_hash(experiment, runs), runs, surveys)
 
@@ -74,6 +76,11 @@ class _Known:
             self._surveys[key] = survey(open_workload(chosen.trace, chosen.load, seed=1))
         return self._surveys[key]
 
+    def closed(self, chosen: Settings) -> bool:
+        """Whether its loop is closed, where it may be either."""
+        loop = chosen.load.loop
+        return self.survey(chosen).info.has_sessions if loop == "auto" else loop == "closed"
+
     def identity(self, chosen: Settings) -> dict[str, Any]:
         key = chosen.trace.model_dump_json()
         if key not in self._identities:
@@ -89,8 +96,7 @@ class _Known:
 def _runs(chosen: Settings, known: _Known, experiment: Experiment) -> tuple[ReplayTask, ...]:
     found = known.survey(chosen)
     config = _kernel(chosen, found)
-    sessions = found.info.has_sessions if chosen.load.loop == "auto" else chosen.load.loop == "closed"
-    loop = Loop.CLOSED if sessions else Loop.OPEN
+    loop = Loop.CLOSED if known.closed(chosen) else Loop.OPEN
     cost, trace = known.cost(chosen), known.identity(chosen)
     if experiment.bound:
         check_bound(config, found.info.block_size or PAGE_SIZE, chosen.load.warm_up)
@@ -102,6 +108,16 @@ def _runs(chosen: Settings, known: _Known, experiment: Experiment) -> tuple[Repl
     )
     tasks[0].replay()  # what contradicts itself is refused before anything runs
     return tasks
+
+
+def _check_open(experiment: Experiment, condition: str, varied: dict[str, Any]) -> None:
+    """Raises ConfigError where an experiment is about sessions and there are none."""
+    if varied.get("load.concurrency") is not None:
+        raise ConfigError(
+            f"{experiment.name}: condition {condition!r} sets load.concurrency, sessions alive at a time, "
+            "and in open loop there is no such thing: give a trace with sessions (docs/traces.md)",
+            param="load.concurrency",
+        )
 
 
 def _depends_on_seed(chosen: Settings, loop: Loop) -> bool:
@@ -117,10 +133,12 @@ def _kernel(chosen: Settings, found: Survey) -> KernelConfig:
     block = found.info.block_size or PAGE_SIZE
     page = kernel(chosen, total_pages=1, page_size=block).page_size
     tokens = {"pages": size * page, "tokens": size, "sessions": size * found.session_tokens}[unit]
-    if tokens > MOST_PAGES * page:
+    instances = chosen.cluster.instances
+    if tokens * instances > MOST_PAGES * page:
+        each = f", on each of {instances} instances" if instances > 1 else ""
         raise ConfigError(
-            f"capacity.size={size:g} {unit} is {tokens / page:.3g} pages of {page} tokens: give at most "
-            f"{MOST_PAGES:,} pages ({MOST_PAGES * page:,} tokens)",
+            f"capacity.size={size:g} {unit} is {tokens / page:.3g} pages of {page} tokens{each}: give at "
+            f"most {MOST_PAGES:,} pages ({MOST_PAGES * page:,} tokens){' together' if each else ''}",
             param="capacity.size",
         )
     return kernel(chosen, total_pages=max(1, int(tokens // page)), page_size=block)

@@ -58,11 +58,17 @@ class LoadSpec(Frozen):
     horizon_s: Positive | None = None
     warm_up: Annotated[int, Field(ge=0)] = 0
 
+    @model_validator(mode="after")
+    def _check(self) -> LoadSpec:
+        if self.concurrency is not None and self.session_rate is not None:
+            raise ValueError("give concurrency or session_rate: either says when a session begins")
+        return self
+
 
 class ClusterSpec(Frozen):
     """How many instances, which of them a request goes to, and the pages of the L3 they share."""
 
-    instances: Count = 1
+    instances: Annotated[int, Field(ge=1, le=4096)] = 1
     storage_pages: Count = 1 << 20
     route: Route = Route.SESSION
 

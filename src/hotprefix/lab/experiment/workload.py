@@ -25,6 +25,12 @@ from hotprefix.lab.trace.record import Provenance, Trace, TraceRequest
 def open_workload(spec: TraceSpec, load: LoadSpec, seed: int) -> Trace:
     """The trace. seed: of generators and of session starts. Raises InputError."""
     if spec.generate is not None:
+        if load.session_rate is not None:
+            raise InputError(
+                f"load.session_rate={load.session_rate:g}: generator {spec.generate!r} says when sessions "
+                "begin: leave it out, or set its own (trace.params.session_rate)",
+                param="load.session_rate",
+            )
         from hotprefix.lab.trace.generate.registry import generate_trace  # a recorded trace needs none
 
         trace: Trace = generate_trace(spec.generate, spec.params, seed=seed, limit=spec.limit)

@@ -14,13 +14,14 @@ from pydantic import ConfigDict, Field
 from hotprefix.lab.trace.record import Blocks
 
 INT32_MAX: Final = 2**31 - 1
+MAX_SECONDS: Final = 1e12
 MAX_BLOCK: Final = 2**30 - 1  # ids above it are left for what no block covers
 STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 
 Tokens = Annotated[int, Field(ge=1, le=INT32_MAX)]
 Outputs = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Stamp = Annotated[float, Field(le=1e19)]
-Seconds = Annotated[float, Field(ge=0, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 
 NO_BLOCKS: Final[Blocks] = np.empty(0, dtype=np.int32)
 NO_BLOCKS.flags.writeable = False

@@ -67,6 +67,12 @@ def fit_agents(path: Path, report: Report) -> dict[str, Any]:
 
 def _sessions(path: Path, report: Report) -> Iterator[Session]:
     for number, raw in lines(path):
+        if number == 1 and b'"hotprefix_trace"' in raw:
+            raise BadTrace(
+                f"{path}: a trace of ours, which no longer tells what a fit needs; give the coding-agent "
+                "session file that it was made from",
+                param="trace",
+            )
         try:
             session = parse_session(raw)
             if not session.rows or any(not -1 <= row.parent < i for i, row in enumerate(session.rows)):

@@ -13,11 +13,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from hotprefix.errors import InputError
+from hotprefix.errors import ConfigError, InputError
 from hotprefix.lab.trace.agents import Assumed, CodingAgents, SessionStarts, parse_session
 from hotprefix.lab.trace.clock import Clock, Unit, from_zero, in_order
 from hotprefix.lab.trace.lines import first_bytes, lines, read_requests
-from hotprefix.lab.trace.problems import BadTrace, Report
+from hotprefix.lab.trace.problems import BadTrace, Report, bad_beginning
 from hotprefix.lab.trace.record import Provenance, TraceRequest
 from hotprefix.lab.trace.streamed import StreamedTrace
 
@@ -65,11 +65,38 @@ def open_trace(
             raise InputError(f"{name}={value}: give 1 or more", param=name)
     path = _path(source)
     options = _Options(block_size, time_unit, sessions or SessionStarts(), assumed or Assumed())
-    trace = FORMATS[_tell(path) if format == "auto" else format].open(path, options)
+    chosen = _tell(path) if format == "auto" else format
+    trace = FORMATS[chosen].open(path, options)
     trace.limit, trace.skip_bad = limit, skip_bad
     if str(source) in SAMPLES:
         trace.name = str(source)
+    _check_options(trace, chosen, options)
     return trace
+
+
+def _check_options(trace: StreamedTrace, format: str, options: _Options) -> None:
+    """Raises ConfigError where an option contradicts the file, or would change nothing."""
+    if options.block_size not in (None, trace.block_size):
+        held = f"was written with block size {trace.block_size}" if trace.has_prefixes else "holds no blocks"
+        raise ConfigError(f"{trace.name} {held}, but {options.block_size} was asked for", param="block_size")
+    if options.time_unit is not None and format != "mooncake":
+        raise ConfigError(
+            f"time_unit={options.time_unit}: {trace.name} is of format {format}, which leaves no unit open: "
+            "leave it out",
+            param="time_unit",
+        )
+
+    if options.sessions.rate is not None and format != "agents":
+        raise ConfigError(
+            f"session_rate={options.sessions.rate:g}: {trace.name} is of format {format}, which says when "
+            "requests arrive: leave it out",
+            param="session_rate",
+        )
+    if options.assumed.answers and format != "agents":
+        raise ConfigError(
+            f"answers: {trace.name} is of format {format}, which leaves nothing to assume: leave it out",
+            param="answers",
+        )
 
 
 def _path(source: str | Path) -> Path:
@@ -104,11 +131,6 @@ def _open_canonical(path: Path, options: _Options) -> StreamedTrace:
     from hotprefix.lab.trace.read import Canonical, read_header
 
     header = read_header(path)
-    if options.block_size not in (None, header.block_size):
-        raise InputError(
-            f"{path}: written with block size {header.block_size}, but {options.block_size} was asked for",
-            param="block_size",
-        )
 
     def read(report: Report) -> Iterator[TraceRequest]:
         requests = read_requests(path, Canonical(header), report)
@@ -134,13 +156,15 @@ def _open_mooncake(path: Path, options: _Options) -> StreamedTrace:
 
 
 def _open_agents(path: Path, options: _Options) -> StreamedTrace:
-    number, first = next(lines(path))
+    number, first = next(lines(path), (0, b""))
+    if not number:
+        raise BadTrace(f"{path}: empty", param="trace")
     try:
         size = parse_session(first).block_size
     except ValueError as error:
         if options.block_size is None:
-            Report().bad(path, number, error)
-        size = options.block_size or 0
+            raise bad_beginning(path, number, error) from None
+        size = options.block_size
 
     def read(report: Report) -> Iterator[TraceRequest]:
         return read_requests(path, CodingAgents(size, options.sessions, options.assumed), report)

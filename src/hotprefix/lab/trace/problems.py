@@ -44,13 +44,14 @@ class Report:
 
     def bad(self, path: Path, line: int, error: Exception) -> None:
         """Note a bad line. Raises BadTrace unless such lines are skipped."""
-        reason = _reason(error)
-        what = f"{path}, line {line}: {reason}"
+        what = f"{path}, line {line}: {_reason(error)}"
         if not self.skip_bad:
-            raise BadTrace(f"{what}; --skip-bad leaves such lines out", param="trace") from None
+            raise BadTrace(
+                f"{what}; --skip-bad (of hotprefix trace) leaves such lines out", param="trace"
+            ) from None
         self.skipped += 1
         self.first_bad = self.first_bad or what
-        kind = _VALUE.sub("N", reason)
+        kind = _VALUE.sub("N", _reason(error, valued=False))
         count, first = self.kinds.get(kind, (0, what))
         self.kinds[kind] = (count + 1, first)
 
@@ -74,9 +75,23 @@ def require_sessions(trace: Trace, what: str) -> None:
         )
 
 
-def _reason(error: Exception) -> str:
+def bad_beginning(path: Path, line: int, error: Exception) -> BadTrace:
+    """The line that says how to read all others is wrong: nothing can be left out."""
+    return BadTrace(f"{path}, line {line}: {_reason(error)}", param="trace")
+
+
+def _reason(error: Exception, *, valued: bool = True) -> str:
+    """valued: with the offending value, where the line has one."""
     if not isinstance(error, ValidationError):
         return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "the line"
-    return f"{where}: {first['msg']}"
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if not where:
+        return f"the line: {first['msg']}"
+    value = "" if first["type"] == "missing" or not valued else f" ({_short(first['input'])} was given)"
+    return f"{where}: {first['msg']}{value}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

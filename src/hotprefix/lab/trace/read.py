@@ -15,7 +15,7 @@ from hotprefix.lab.trace.canonical import HEADER, LINE, Header, Line, Recent, fr
 from hotprefix.lab.trace.clock import UNIX_SECONDS
 from hotprefix.lab.trace.fields import check_blocks
 from hotprefix.lab.trace.lines import lines
-from hotprefix.lab.trace.problems import BadTrace, Report
+from hotprefix.lab.trace.problems import BadTrace, bad_beginning
 from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 
@@ -25,7 +25,7 @@ def read_header(path: Path) -> Header:
         try:
             return HEADER.validate_json(raw)
         except ValueError as error:
-            Report().bad(path, number, error)
+            raise bad_beginning(path, number, error) from None
     raise BadTrace(f"{path}: empty", param="trace")
 
 

@@ -19,6 +19,7 @@ import zstandard
 
 from hotprefix.errors import InputError
 from hotprefix.lab.trace.canonical import VERSION, Recent, best_base, to_runs
+from hotprefix.lab.trace.fields import MAX_SECONDS
 from hotprefix.lab.trace.record import Trace, TraceRequest
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -59,8 +60,13 @@ def _request(request: TraceRequest, recent: Recent, block_size: int) -> dict[str
     }
     written |= {name: value for name in _PLAIN if (value := getattr(request, name)) not in (None, "", 0)}
     for name in ("arrival_s", "think_s"):
-        if getattr(request, name) is not None:
-            written[name] = getattr(request, name)
+        seconds = getattr(request, name)
+        if seconds is not None:
+            if seconds > MAX_SECONDS:
+                raise InputError(
+                    f"request {request.id}: {name}={seconds:g}; a trace holds at most {MAX_SECONDS:g} seconds"
+                )
+            written[name] = seconds
     base, keep = best_base(request.blocks, recent.of(request.session))
     if base is not None:
         written |= {"base": base, "keep": keep}
@@ -78,19 +84,23 @@ def _line(value: dict[str, Any]) -> bytes:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, compressed as its name ends. Raises InputError where its folder takes none."""
+    """A file to write, compressed as its name ends. Raises InputError: a folder has this name, its own takes
+    no file, or the disk is full."""
+    if path.is_dir():
+        raise InputError(f"{path}: a folder; give the file to write", param="out")
+    temporary = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", param="out") from None
-    temporary = Path(name)
-    try:
+        temporary = Path(name)
         with os.fdopen(handle, "wb") as raw, _compressed(raw, path.suffix) as file:
             yield file
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}", param="out") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def _compressed(raw: BinaryIO, suffix: str) -> BinaryIO:
