@@ -619,6 +619,7 @@ def test_sources_and_events_say_the_same() -> None:
         ({"pages": 0}, "tiers.pages=0"),
         ({"pages": 1, "fetch_window": 0}, "tiers.fetch_window=0"),
         ({"pages": 1, "prefetch_timeout_s": -1}, "prefetch_timeout_s=-1"),
+        ({"pages": 1, "prefetch_timeout_s": float("nan")}, "prefetch_timeout_s=nan"),
         (
             {"pages": 1, "write": "through the roof"},
             "tiers.write=.* give one of Write.THROUGH, Write.SELECTIVE, Write.BACK",

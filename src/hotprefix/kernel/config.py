@@ -102,7 +102,7 @@ class TierConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"tiers.{name}={value!r}: give a whole number >= 1", param=name)
-        if self.prefetch_timeout_s < 0:
+        if not self.prefetch_timeout_s >= 0:  # nor NaN
             raise ConfigError(
                 f"tiers.prefetch_timeout_s={self.prefetch_timeout_s}: give seconds >= 0",
                 param="prefetch_timeout_s",

@@ -109,7 +109,9 @@ def _trial(matcher: LLMatcher, size: int) -> str:
     for _ in range(_TRIED_TOKENS):
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little", count=size))
-        if matcher.is_error() or matcher.is_stopped() or not matcher.consume_token(int(allowed[0])):
+        if matcher.is_error() or matcher.is_stopped() or not len(allowed):
+            break
+        if not matcher.consume_token(int(allowed[0])):
             break
     return str(matcher.get_error()) if matcher.is_error() else ""
 
