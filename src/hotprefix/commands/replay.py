@@ -46,6 +46,8 @@ def replay(
 ) -> None:
     """Replay a trace under several policies and say which claims hold.
 
+    Takes half the time once `hotprefix compile` has run.
+
     Example: hotprefix replay refresh-off-on --out out/refresh
 
     Example: hotprefix replay --against-live --out out/live
