@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from itertools import count
@@ -161,3 +162,10 @@ def test_the_command_refuses_a_folder_as_its_file(tmp_path: Path) -> None:
     done = CliRunner().invoke(app(), ["--out", str(tmp_path)])
     assert isinstance(done.exception, InputError)
     assert "a folder; give the file to write" in str(done.exception)
+
+
+def test_the_command_does_not_replace_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = CliRunner().invoke(app(), ["--out", str(tmp_path / "pipe"), "--model", str(tmp_path / "none")])
+    assert isinstance(done.exception, InputError)
+    assert "no ordinary file" in str(done.exception)

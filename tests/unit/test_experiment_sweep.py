@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -43,10 +44,27 @@ class Numbers:
             raise InputError("trace: no such file")
         if self.fault == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "stopped":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self.fault == "interrupted":
+            os.kill(os.getpid(), signal.SIGINT)
         if self.fault == "slow":
             time.sleep(60)
         progress(self.seed)
         return Output({"requests": pl.DataFrame({"seed": [self.seed] * 3})}, {"seed": self.seed})
+
+
+@dataclass(frozen=True)
+class Early(Numbers):
+    """Interrupted while its process still starts."""
+
+    def __reduce__(self) -> Any:
+        return _interrupted, (self.key, self.seed, self.marks)
+
+
+def _interrupted(key: str, seed: int, marks: Path) -> Numbers:
+    os.kill(os.getpid(), signal.SIGINT)
+    return Numbers(key, seed, marks)
 
 
 class Told:
@@ -98,6 +116,16 @@ def test_failing_runs_cost_only_their_own_result(tmp_path: Path, marks: Path) ->
 
     sweep([Numbers("b", 2, marks)], store.out, jobs=1, watch=Told())
     assert store.finished("b")
+
+
+def test_an_interrupt_is_the_sweeps_and_only_a_sigkill_looks_like_memory(tmp_path: Path, marks: Path) -> None:
+    store, told = RunStore(tmp_path / "out"), Told()
+    store.claim("h" * 64, "numbers", force=False)
+    tasks = [Numbers("a", 1, marks, "interrupted"), Numbers("b", 2, marks, "stopped"), Early("c", 3, marks)]
+    sweep(tasks, store.out, jobs=2, watch=told)
+    assert (told.ends["a"], told.ends["c"]) == (None, None)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert told.ends["b"] == Failure("the run's process ended without a result: killed by SIGTERM")
 
 
 def test_what_can_be_done_meanwhile_is_done_once_before_the_first_run_ends(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hotprefix.errors import InputError
 from hotprefix.records import schema as sc
 from hotprefix.records.recorder import Recorder, RecordOptions
 from hotprefix.records.summary import PREFIXES, summarize
@@ -89,6 +90,20 @@ def test_an_empty_log_and_one_that_is_still_written_have_a_page(tmp_path: Path) 
     assert "cut line" in (tmp_path / "a.html").read_text()
     assert found["outcomes"]["open"] > 0
     assert raw
+
+
+def test_a_place_where_no_page_can_be_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    recorded(log, length=30)
+    before = log.read_bytes()
+    for out, words in (
+        (log, "the log itself"),
+        (tmp_path, "Is a directory"),
+        (log / "a.html", "File exists|Not a"),
+    ):
+        with pytest.raises(InputError, match=words):
+            inspect_log(log, out)
+    assert log.read_bytes() == before
 
 
 def test_names_from_a_log_are_escaped(tmp_path: Path) -> None:

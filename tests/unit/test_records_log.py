@@ -291,7 +291,7 @@ def test_a_torn_tail_is_read_up_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{}", "the line: Unable to extract tag"),
+        ("{}", "k: missing, so this is no record of an event log"),
         ("not json", "Invalid JSON"),
         ('{"k":"nope","t":9}', "does not match any of the expected tags"),
         ('{"k":"evict","t":9,"pages":"many"}', "pages: Input should be a valid integer"),
@@ -328,6 +328,32 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.parquet").write_text("PAR1 not really")
     with pytest.raises(InputError, match=r"log\.parquet"):
         read(tmp_path / "log.parquet")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "holds no record"),
+        (b"\x00" * 300, "holds no record, only the beginning of one"),
+        (json.dumps(sc.values(HEADER)).encode()[:100], "holds no record, only the beginning of one"),
+        (
+            b"INFO started\nINFO done\n",
+            "no line is a record of an event log; the first: .*line 1: .*Invalid JSON",
+        ),
+    ],
+)
+def test_a_file_without_any_record_is_no_quiet_log(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        list(read_log(path, ReadReport(), skip_bad=True))
+
+
+def test_a_log_of_another_schema_says_which_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({**sc.values(HEADER), "schema": 99}) + "\n")
+    with pytest.raises(BadLine, match="schema: the log has version 99; this hotprefix reads 1"):
+        read(path)
 
 
 def test_a_reader_ignores_fields_it_does_not_know(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,14 @@ def test_a_folder_is_no_file_to_write(trace: Trace, tmp_path: Path) -> None:
     done = trace("generate", "bursts", "--out", tmp_path / "t.jsonl", status=2)
     assert done.stderr == f"hotprefix: {tmp_path / 't.jsonl'}: a folder; give the file to write\n"
     assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_a_pipe_is_not_replaced_by_a_file(trace: Trace, tmp_path: Path) -> None:
+    pipe = tmp_path / "t.jsonl"
+    os.mkfifo(pipe)
+    done = trace("generate", "bursts", "--out", pipe, status=2)
+    assert done.stderr == f"hotprefix: {pipe}: no ordinary file; give the file to write\n"
+    assert pipe.is_fifo()
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,8 @@ def calibrate(
         raise InputError("give --seconds or --quick, not both", param="quick")
     if out.is_dir():
         raise InputError(f"{out}: a folder; give the file to write", param="out")
+    if out.exists() and not out.is_file():  # /dev/null would become a file, where that is allowed
+        raise InputError(f"{out}: no ordinary file; give the file to write", param="out")
     settings = Settings(
         QUICK_S if quick else FULL_S if seconds is None else seconds, max_batched_tokens, max_running, clock
     )

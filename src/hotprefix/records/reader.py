@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hotprefix.errors import InputError
 from hotprefix.records.parts import SUFFIXES, load_arrow, parts_of
-from hotprefix.records.schema import KINDS, Header, Record
+from hotprefix.records.schema import KINDS, SCHEMA, Header, Record
 
 _KIND: Any = Union[KINDS]  # noqa: UP007
 _ANY: TypeAdapter[Record] = TypeAdapter(Annotated[_KIND, Field(discriminator="k")])
@@ -41,8 +41,8 @@ class ReadReport:
 
 
 def read_log(path: Path, report: ReadReport, *, skip_bad: bool = False) -> Iterator[Record]:
-    """All records of all parts of a log, checked, in order. Raises InputError (no log there, no header),
-    BadLine."""
+    """All records of all parts of a log, checked, in order. Raises InputError (no log there, no record in
+    it), BadLine."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: give a log that ends with {' or '.join(SUFFIXES)}", param="log")
     parts = parts_of(path)
@@ -64,6 +64,15 @@ def read_log(path: Path, report: ReadReport, *, skip_bad: bool = False) -> Itera
                 continue
             report.records += 1
             yield record
+    if not report.records:
+        raise InputError(f"{path}: {_nothing(report)}", param="log")
+
+
+def _nothing(report: ReadReport) -> str:
+    """What there is in a log without any record: whatever was made of it would look like a quiet engine."""
+    if report.skipped:
+        return f"no line is a record of an event log; the first: {report.first_bad}"
+    return "holds no record" + (", only the beginning of one" if report.torn else "")
 
 
 class _Order:
@@ -95,8 +104,12 @@ def _parse(raw: bytes | dict[str, Any]) -> Record:
 def _reason(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or "the line"
+    if first["type"] == "union_tag_not_found":
+        return "k: missing, so this is no record of an event log"
+    if where == "schema" and first["type"] == "literal_error":
+        return f"schema: the log has version {first['input']}; this hotprefix reads {SCHEMA}"
     return f"{where}: {first['msg']}"
 
 
@@ -109,7 +122,7 @@ def _lines(path: Path, report: ReadReport) -> Iterator[tuple[int, bytes]]:
                     return
                 yield number, line
     except OSError as error:
-        raise InputError(f"{path}: {error}", param="log") from error
+        raise InputError(f"{path}: {error.strerror or error}", param="log") from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hotprefix.errors import InputError
+from hotprefix.records.parts import parts_of
 from hotprefix.records.sketch import Sketch
 from hotprefix.records.summary import QUANTILES, Group, Summary, summarize
 from hotprefix.report.inspect_page import render
@@ -17,11 +19,22 @@ from hotprefix.report.inspect_page import render
 
 def inspect_log(log: Path, out: Path | None, *, skip_bad: bool = False) -> dict[str, Any]:
     """Read a log, write its report to `out` (None: no report) and return its figures. Raises InputError."""
+    if out is not None and out.resolve() in {part.resolve() for part in parts_of(log)}:
+        raise InputError(f"--out {out}: this is the log itself; give another file", param="out")
     summary = summarize(log, skip_bad=skip_bad)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(render(summary), encoding="utf-8")
+        _write(out, render(summary))
     return figures(summary)
+
+
+def _write(out: Path, page: str) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"--out {out}: {error.strerror}; give a file that can be written", param="out"
+        ) from error
 
 
 def figures(s: Summary) -> dict[str, Any]:

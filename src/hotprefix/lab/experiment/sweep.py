@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -72,7 +73,7 @@ def sweep(
             while waiting and len(live) < jobs:
                 task, done = waiting.pop(), context.Value("q", 0, lock=False)
                 process = context.Process(target=_child, args=(task, out, done), daemon=True)
-                process.start()
+                _start(process)
                 live[process.sentinel] = _Live(task, process, done)
             if meanwhile is not None:
                 meanwhile()
@@ -90,9 +91,20 @@ def sweep(
         RunStore(out).tidy()
 
 
+def _start(process: BaseProcess) -> None:
+    """Start a run's process, deaf to interrupts from its first instruction on: they are the parent's
+    business, and one that came while it imports would be a traceback on the terminal. A blocked signal stays
+    blocked in the new process; here it is delivered at the end."""
+    resource_tracker.ensure_running()  # starting it unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _child(task: Task, out: Path, done: Any) -> None:
-    """The body of a run's process. An interrupt is the parent's business."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The body of a run's process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def progress(requests: int) -> None:
@@ -114,7 +126,8 @@ def _verdict(one: _Live, store: RunStore) -> Failure | None:
     code = one.process.exitcode
     if code == 0:
         return store.failure(one.task.key)
-    how = f"killed by {signal.Signals(-code).name} (out of memory?)" if code and code < 0 else f"exit {code}"
+    how = f"killed by {signal.Signals(-code).name}" if code and code < 0 else f"exit {code}"
+    how += " (out of memory?)" if code == -signal.SIGKILL else ""
     failure = Failure(f"the run's process ended without a result: {how}")
     store.fail(one.task.key, failure)
     return failure

@@ -84,10 +84,12 @@ def _line(value: dict[str, Any]) -> bytes:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, compressed as its name ends. Raises InputError: a folder has this name, its own takes
-    no file, or the disk is full."""
+    """A file to write, compressed as its name ends. Raises InputError: a folder, pipe or device has this
+    name, its own folder takes no file, or the disk is full."""
     if path.is_dir():
         raise InputError(f"{path}: a folder; give the file to write", param="out")
+    if path.exists() and not path.is_file():  # /dev/null would become a file, where that is allowed
+        raise InputError(f"{path}: no ordinary file; give the file to write", param="out")
     temporary = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
