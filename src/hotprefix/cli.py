@@ -151,7 +151,7 @@ def bench(
     ],
     out: Annotated[Path, typer.Option(help="Folder for summary.json and report.html.")],
     runs: Annotated[int | None, typer.Option(help="Runs per arm (default 3; 1 with --quick).")] = None,
-    quick: Annotated[bool, typer.Option(help="Small sizes, under a minute.")] = False,
+    quick: Annotated[bool, typer.Option(help="Small sizes, a minute or two.")] = False,
     every_arm: Annotated[bool, typer.Option(help="All publication x flight pairs everywhere.")] = False,
     model: Annotated[str, typer.Option(help="Hugging Face directory, .gguf file or hub id.")] = "default",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
