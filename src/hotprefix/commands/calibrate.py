@@ -43,13 +43,11 @@ def calibrate(
     from hotprefix.engine.config import EngineConfig
     from hotprefix.lab.cost.calibrate import FULL_S, QUICK_S, Settings
     from hotprefix.lab.cost.calibrate import calibrate as measure
+    from hotprefix.lab.trace.write import check_name
 
     if seconds is not None and quick:
         raise InputError("give --seconds or --quick, not both", param="quick")
-    if out.is_dir():
-        raise InputError(f"{out}: a folder; give the file to write", param="out")
-    if out.exists() and not out.is_file():  # /dev/null would become a file, where that is allowed
-        raise InputError(f"{out}: no ordinary file; give the file to write", param="out")
+    check_name(out)
     settings = Settings(
         QUICK_S if quick else FULL_S if seconds is None else seconds, max_batched_tokens, max_running, clock
     )

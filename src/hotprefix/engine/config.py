@@ -6,7 +6,6 @@ can travel to the engine's process. Units: tokens.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from hotprefix.errors import ConfigError
@@ -89,10 +88,6 @@ class EngineConfig:
             raise ConfigError(
                 f"window_tokens={self.window_tokens}: give tokens, or 0 for no pools of their own",
                 param="window_tokens",
-            )
-        if not 0 <= self.prefetch_timeout_s < math.inf:
-            raise ConfigError(
-                f"prefetch_timeout_s={self.prefetch_timeout_s}: give seconds >= 0", param="prefetch_timeout_s"
             )
         for name in ("max_model_len", "threads"):
             value = getattr(self, name)

@@ -6,6 +6,7 @@ offending value and the fix. Units: tokens, pages, seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -102,7 +103,7 @@ class TierConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"tiers.{name}={value!r}: give a whole number >= 1", param=name)
-        if not self.prefetch_timeout_s >= 0:  # nor NaN
+        if not 0 <= self.prefetch_timeout_s < math.inf:
             raise ConfigError(
                 f"tiers.prefetch_timeout_s={self.prefetch_timeout_s}: give seconds >= 0",
                 param="prefetch_timeout_s",

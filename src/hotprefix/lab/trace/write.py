@@ -1,4 +1,4 @@
-"""Writing our own format. Owns: `write_trace`, `whole_file`.
+"""Writing our own format. Owns: `write_trace`, `whole_file`, `check_name`.
 
 Rule: the file appears whole or not at all: it is written beside its place under a name of its own and
 renamed; an error or an interrupt removes it.
@@ -82,14 +82,19 @@ def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, compressed as its name ends. Raises InputError: a folder, pipe or device has this
-    name, its own folder takes no file, or the disk is full."""
+def check_name(path: Path) -> None:
+    """Raises InputError where a rename onto this name would replace no file: a folder, a pipe, a device."""
     if path.is_dir():
         raise InputError(f"{path}: a folder; give the file to write", param="out")
     if path.exists() and not path.is_file():  # /dev/null would become a file, where that is allowed
         raise InputError(f"{path}: no ordinary file; give the file to write", param="out")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, compressed as its name ends. Raises InputError: as `check_name`, or its folder takes
+    no file, or the disk is full."""
+    check_name(path)
     temporary = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
