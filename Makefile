@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: serve test test-slow test-compiled check bench compile setup clean
+.PHONY: serve test test-slow test-compiled mutants check bench compile setup clean
 
 serve: $(READY)
 	$(BIN)/hotprefix serve --port $(PORT) $(ARGS)
@@ -23,6 +23,10 @@ test-slow: $(READY)
 test-compiled: compile
 	HOTPREFIX_INTERPRETED=0 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile \
 		-m "not slow and not patches" tests/unit tests/property tests/golden $(ARGS)
+
+# Once per release, an hour: would the tests notice a changed sign in the kernel?
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check src tests bench

@@ -86,14 +86,14 @@ def best(trace: list[TraceRequest], capacity: int) -> int:
     return after(0, frozenset())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=prompts, capacity=st.integers(0, 4))
 def test_clairvoyant_is_the_best_there_is(trace: list[TraceRequest], capacity: int) -> None:
     (bound,) = clairvoyant(read_paths(trace, BLOCK), [capacity])
     assert bound.reused_units == best(trace, capacity)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=answered, capacity=st.integers(0, 4))
 def test_clairvoyant_is_no_less_where_answers_bring_blocks_back(
     trace: list[TraceRequest], capacity: int
@@ -111,7 +111,7 @@ def test_a_parent_that_is_generated_again_is_all_that_separates_bound_and_best()
     assert reused(bound) == [0, 0, 1, 1, 3]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trace=answered)
 def test_more_capacity_never_lowers_clairvoyant_reuse(trace: list[TraceRequest]) -> None:
     capacities = list(range(30))
@@ -124,7 +124,7 @@ def test_more_capacity_never_lowers_clairvoyant_reuse(trace: list[TraceRequest])
     assert bounds[-1].by_request.tolist() == [endless.add(r).tokens for r in trace]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trace=answered, capacity=st.integers(1, 8))
 def test_lru_and_fifo_are_what_plain_lists_do_and_never_beat_the_bound(
     trace: list[TraceRequest], capacity: int

@@ -64,7 +64,7 @@ def test_uniform_is_a_fixed_function_of_seed_and_index() -> None:
     assert abs(np.mean([uniform(i, 0) for i in range(2000)]) - 0.5) < 0.03
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     v=st.sampled_from([1, 2, 7, 255, 256, 257, 1000]),
@@ -85,7 +85,7 @@ def test_draw_is_the_inverse_of_the_cumulative_distribution(
     assert before - 1e-5 <= u <= cdf[token] + 1e-5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     top_k=st.sampled_from([0, 1, 2, 5, 50, 299, 300, 10_000]),
@@ -184,7 +184,7 @@ def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
 # -- adjustments ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     prompt=st.lists(st.integers(0, 19), min_size=1, max_size=40),
     repetition=st.sampled_from([1.0, 0.5, 1.3, 3.0]),

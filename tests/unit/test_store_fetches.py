@@ -100,11 +100,11 @@ class Programs(RuleBasedStateMachine):
 
 
 TestPrograms = Programs.TestCase
-TestPrograms.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPrograms.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @given(st.lists(st.integers(0, 7), max_size=8, unique=True))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_fetch_takes_no_more_than_there_is_room_for(numbers: list[int]) -> None:
     book = FetchBook(3)
     book.add("f", keys(*numbers), 0.0, 1.0, None)

@@ -67,7 +67,7 @@ def checked() -> Iterator[GrammarChecker]:
     grammar_checker.close()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     params=st.sampled_from(

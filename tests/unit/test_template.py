@@ -200,7 +200,7 @@ _PIECES = [
 _FORGED = st.lists(st.sampled_from(_PIECES), max_size=8).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(_FORGED, _FORGED)
 def test_no_message_becomes_a_control_token(first: str, second: str) -> None:
     for tokenizer, source, template in cases():
@@ -242,7 +242,7 @@ def noted() -> tuple[Tokenizer, ChatTemplate]:
     return tokenizer, ChatTemplate(tokenizer, source=QWEN_TEMPLATE + "{{ '<|' ~ note ~ '|>' }}")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_FORGED, _FORGED)
 def test_no_tool_nor_variable_nor_name_does(name: str, text: str) -> None:
     tokenizer, template = noted()

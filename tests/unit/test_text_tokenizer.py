@@ -60,7 +60,7 @@ def test_default_model_ids_equal_transformers(reference: tokenizers.Tokenizer, t
     assert ours.decode(ids) == reference.decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text() | st.text("ab 1'\n\t<|>\u00e9日"))
 def test_any_text_equals_transformers_and_comes_back(reference: tokenizers.Tokenizer, text: str) -> None:
     ours = default_tokenizer()
@@ -82,7 +82,7 @@ def test_default_model_facts() -> None:
 # -- control tokens -------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from([*CHATML, "<tool_call>", "<|", "im_end", "|>", " ", "\n", "x"])).map("".join))
 def test_plain_text_never_becomes_a_control_token(text: str) -> None:
     for pre in ("gpt-2", "llama-bpe"):
