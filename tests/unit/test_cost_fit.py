@@ -8,8 +8,18 @@ import pytest
 from hotprefix.errors import InputError
 from hotprefix.lab.cost.design import CHUNKS, SHORTEST, Design, fitting
 from hotprefix.lab.cost.features import Features
-from hotprefix.lab.cost.fit import cross_validated, errors, scheduler_prices, solve, step_matrix, step_prices
+from hotprefix.lab.cost.fit import (
+    Form,
+    best_form,
+    cross_validated,
+    errors,
+    scheduler_prices,
+    solve,
+    step_matrix,
+    step_prices,
+)
 from hotprefix.lab.cost.measure import Sample
+from hotprefix.lab.cost.prices import total
 
 PLANTED = np.array([0.02, 2e-3, 6e-7, 3e-3, 3e-6])
 
@@ -37,13 +47,13 @@ def samples(
 
 
 def test_exact_timings_give_the_planted_prices_back() -> None:
-    assert step_prices(samples()) == pytest.approx(PLANTED, rel=1e-6)
+    assert step_prices(samples()).values == pytest.approx(PLANTED, rel=1e-6)
 
 
 def test_noise_and_outliers_move_them_little() -> None:
     """5 % noise and three steps in ten 2 to 6 times as long: weighed alike, two prices are 16 % off."""
     timed = samples(noise=0.05, outliers=0.3)
-    assert step_prices(timed) == pytest.approx(PLANTED, rel=0.06)
+    assert step_prices(timed).values == pytest.approx(PLANTED, rel=0.06)
     seconds = np.array([s.seconds for s in timed])
     plain = np.linalg.lstsq(step_matrix(timed) / seconds[:, None], np.ones(len(timed)), rcond=None)[0]
     assert np.max(np.abs(plain / PLANTED - 1)) > 0.1
@@ -61,7 +71,42 @@ def test_a_batch_that_ran_often_counts_as_one() -> None:
     shape = Features(0, 0, 1, 64)
     due = float(np.array([1, *shape]) @ PLANTED)
     many += [Sample("often", shape, due * 1.2, 1e-4, 1, 0)] * 500
-    assert step_prices(many) == pytest.approx(PLANTED, rel=0.05)
+    assert step_prices(many).values == pytest.approx(PLANTED, rel=0.05)
+
+
+def bent(shape: Features) -> float:
+    """As planted, but each decode beyond the eighth costs four times as much."""
+    return float(np.array([1, *shape]) @ PLANTED) + max(0, shape.decodes - 8) * 3 * PLANTED[3]
+
+
+def test_a_price_that_changes_is_found_and_a_straight_line_stays_one() -> None:
+    """8 and 16 decodes and more tell 12 ms each from 3 ms; with one price 64 decodes would be far off."""
+    counted = [
+        *shapes(),
+        *(Features(0, 0, k, k * c) for k in (2, 8, 12, 24, 32, 48) for c in (64, 1024)),
+    ]
+    noise = np.random.default_rng(7)
+    timed = [
+        Sample(str(s), s, bent(s) * np.exp(noise.normal(0, 0.03)), 1e-4, s.decodes, 0)
+        for _ in range(6)
+        for s in counted
+    ]
+    form = best_form(timed)
+    assert form.decode
+    found = step_prices(timed, form)
+    for count in (1, 8, 16, 64):
+        due = bent(Features(0, 0, count, 0)) - PLANTED[0]
+        assert total(found.decode, count) + found.base_s - PLANTED[0] == pytest.approx(due, rel=0.1)
+    assert cross_validated(timed, form).overall.p95 < 0.5 * cross_validated(timed).overall.p95
+    assert best_form(samples(noise=0.03)) == Form()
+
+
+def test_no_price_is_made_up_for_what_was_never_run() -> None:
+    """At most 8 decodes were timed: beyond them the last price goes on, instead of 0."""
+    few = [s for s in samples() if s.features.decodes <= 8]
+    found = step_prices(few, Form(decode=(2, 4, 8, 16)))
+    assert found.form.decode == (2, 4)
+    assert found.decode[-1][1] == pytest.approx(PLANTED[3], rel=1e-6)
 
 
 def test_the_scheduler_has_prices_of_its_own() -> None:
@@ -81,7 +126,7 @@ def test_cross_validation_leaves_batches_out_whole() -> None:
     two = [
         Sample(f"prefill {n}", Features(n, 0, 0, 0), 1.0 + n, 1e-4, 1, 0) for n in (1, 100) for _ in range(9)
     ]
-    assert errors(two, step_matrix(two) @ step_prices(two), "in sample").overall.p95 < 1e-6
+    assert errors(two, step_prices(two).predict(two), "in sample").overall.p95 < 1e-6
     unseen = cross_validated(two)
     assert unseen.method == "2-fold cross-validation over 2 batches"
     assert unseen.overall.median > 0.3

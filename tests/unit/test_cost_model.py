@@ -15,7 +15,7 @@ from hotprefix.errors import InputError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.plan import Chunk
 from hotprefix.lab.cost.features import Features, features
-from hotprefix.lab.cost.model import CostModel, ErrorOf, FitError, Link, Links
+from hotprefix.lab.cost.model import Beyond, CostModel, ErrorOf, FitError, Link, Links
 
 
 def model(**changes: Any) -> CostModel:
@@ -44,6 +44,22 @@ def test_each_term_is_a_price() -> None:
     assert Link(latency_s=0.5, bytes_per_s=1000.0).seconds(250) == 0.75
 
 
+def test_a_price_may_change_with_the_number_in_the_step() -> None:
+    """0.5 s each up to 8 decodes, 2 s for the 9th to the 16th, 1 s from the 17th on."""
+    beyond = (Beyond(after=8, each_s=2.0), Beyond(after=16, each_s=1.0))
+    prices = model(base_s=0.0, decode_beyond=beyond).prices
+    assert [prices.step_s(0, 0, n, 0) for n in (0, 1, 8, 9, 16, 18)] == [0.0, 0.5, 4.0, 6.0, 20.0, 22.0]
+    prices = model(base_s=0.0, prefill_token_beyond=(Beyond(after=10, each_s=1.0),)).prices
+    assert [prices.step_s(n, 0, 0, 0) for n in (10, 12)] == [pytest.approx(1.0), pytest.approx(3.0)]
+
+
+def test_a_file_of_version_1_has_one_price_each() -> None:
+    """As presets and calibrations before prices could change were written."""
+    fields = json.loads(model().model_dump_json()) | {"version": 1}
+    del fields["decode_beyond"], fields["prefill_token_beyond"]
+    assert CostModel.parse(json.dumps(fields), "old").prices == model().prices
+
+
 def test_features_count_pairs_and_take_single_positions_for_decodes() -> None:
     """3 positions from 5 attend to 6 + 7 + 8 = 21, 2 from 0 to 1 + 2; one from 9 to 10."""
     assert features([chunk(5, 3), chunk(0, 2), chunk(9, 1)]) == Features(5, 24, 1, 10)
@@ -57,8 +73,9 @@ def test_features_count_pairs_and_take_single_positions_for_decodes() -> None:
 
 def test_the_file_gives_back_what_was_saved_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "cost.json"
-    model().save(path)
-    assert CostModel.load(path) == model()
+    saved = model(decode_beyond=(Beyond(after=8, each_s=2.0),))
+    saved.save(path)
+    assert CostModel.load(path) == saved
     assert [p.name for p in path.parent.iterdir()] == ["cost.json"]
     assert "median 1.0%, p95 12.5% (by eye)" in model().label
     assert "no fit error known" in model(fit=None).label
@@ -83,7 +100,12 @@ def test_where_it_cannot_be_written_the_path_is_named(tmp_path: Path) -> None:
         ({"sped": 1}, r"sped=1: Extra"),
         ({"model": None}, r"model=None: "),
         ({"links": {"restore": {"latency_s": 0.0, "bytes_per_s": 0}}}, r"links\.restore\.bytes_per_s=0: "),
-        ({"version": 2}, r"cost model version 2, this reads 1: calibrate again"),
+        ({"version": 3}, r"cost model version 3, this reads 1 and 2: calibrate again"),
+        (
+            {"decode_beyond": [{"after": 8, "each_s": 1.0}, {"after": 8, "each_s": 2.0}]},
+            r"`after` must grow, it is \[8, 8\]",
+        ),
+        ({"decode_beyond": [{"after": 8, "each_s": -1.0}]}, r"decode_beyond\.0\.each_s=-1\.0: "),
         ({"base_s": 0.0, "decode_s": 0.0}, r"a step takes time"),
     ],
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import Flight, KernelConfig
 from hotprefix.lab.cost.design import Design, fitting
-from hotprefix.lab.cost.fit import cross_validated, scheduler_prices, step_prices
+from hotprefix.lab.cost.fit import best_form, cross_validated, scheduler_prices, step_prices
 from hotprefix.lab.cost.links import host_links
 from hotprefix.lab.cost.measure import (
     WAITING,
@@ -28,7 +28,8 @@ from hotprefix.lab.cost.measure import (
     run_rounds,
     seconds_per_token,
 )
-from hotprefix.lab.cost.model import CostModel
+from hotprefix.lab.cost.model import Beyond, CostModel
+from hotprefix.lab.cost.prices import Curve
 
 if TYPE_CHECKING:
     from hotprefix.engine.bare import Bare
@@ -72,7 +73,8 @@ def calibrate(
     planning = [*steps, *_queues(bare, watch, settings)]
     progress("measuring copies between L1 and L2")
     links = host_links(bare.pool)
-    step, scheduler = step_prices(steps), scheduler_prices(planning)
+    form = best_form(steps, settings.seed)
+    step, scheduler = step_prices(steps, form), scheduler_prices(planning)
     return CostModel(
         name=name,
         source=f"hotprefix calibrate, {len(steps)} steps, {settings.clock} clock, {plan.extent}",
@@ -80,18 +82,24 @@ def calibrate(
         dtype=bare.dtype,
         hardware=hardware(bare.device),
         date=dt.datetime.now(dt.UTC).date(),
-        base_s=step[0],
-        prefill_token_s=step[1],
-        prefill_context_s=step[2],
-        decode_s=step[3],
-        decode_context_s=step[4],
+        base_s=step.base_s,
+        prefill_token_s=step.prefill[0][1],
+        prefill_token_beyond=_beyond(step.prefill),
+        prefill_context_s=step.prefill_context_s,
+        decode_s=step.decode[0][1],
+        decode_beyond=_beyond(step.decode),
+        decode_context_s=step.decode_context_s,
         scheduler_base_s=scheduler[0],
         scheduler_running_s=scheduler[1],
         scheduler_waiting_s=scheduler[2],
         kv_token_bytes=bare.pool.page_bytes // bare.pool.page_size,
         links=links,
-        fit=cross_validated(steps, settings.seed),
+        fit=cross_validated(steps, form, settings.seed),
     ), steps
+
+
+def _beyond(curve: Curve) -> tuple[Beyond, ...]:
+    return tuple(Beyond(after=after, each_s=each) for after, each in curve[1:])
 
 
 def _steps(

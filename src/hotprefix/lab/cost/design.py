@@ -65,6 +65,7 @@ def design(longest: int, largest: int, slots: int) -> Design:
     chunks = tuple(n for n in CHUNKS if n <= largest) or (largest,)
     counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= slots]
     few = [n for n in counts if n <= 8]
+    between = [n for n in counts if n not in (few[-1], counts[-1])]
     return Design(
         prefixes=(0, longest // 4, longest // 2, longest),
         chunks=chunks,
@@ -75,6 +76,7 @@ def design(longest: int, largest: int, slots: int) -> Design:
             Decodes(few[-1], longest // 4, chunks[1::2]),
             Decodes(few[len(few) // 2], longest // 4, ()),
             Decodes(counts[-1], longest // 32, chunks[::2]),
+            *(Decodes(n, longest // 32, ()) for n in between),
         ),
     )
 

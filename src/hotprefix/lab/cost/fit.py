@@ -3,13 +3,16 @@
 Rules: non-negative least squares on relative errors (a step of 10 ms counts as much as one of 1 s), each
 regime and each batch with equal weight however often it ran, outliers with less (Huber's weights, iterated;
 Huber, Robust Estimation of a Location Parameter, 1964). The error is cross-validated over whole batches:
-all repetitions of a batch are left out together, so the figure is for batches the fit has never seen.
+all repetitions of a batch are left out together, so the figure is for batches the fit has never seen. By the
+same error it is decided whether the price of a position and of a decode changes with their number (`Form`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +21,91 @@ from scipy.optimize import nnls
 from hotprefix.errors import InputError
 from hotprefix.lab.cost.measure import Sample
 from hotprefix.lab.cost.model import ErrorOf, FitError
+from hotprefix.lab.cost.prices import Curve
 
 Floats = NDArray[np.float64]
 FOLDS = 5
 HUBER = 1.345
 MAD_TO_SIGMA = 1.4826
 ROUNDS = 30
+PREFILL_KNOTS = (32, 128, 512)
+DECODE_KNOTS = (2, 4, 8, 16, 32)
+CLEARLY = 0.9  # a form with more prices has to have at most this share of the simpler one's error
 
 
-def step_prices(samples: Sequence[Sample]) -> Floats:
-    """[base, prefill token, prefill context, decode, decode context], seconds, each >= 0."""
-    return solve(step_matrix(samples), _seconds(samples), _balance(samples))
+@dataclass(frozen=True, slots=True)
+class Form:
+    """After how many positions, and decodes, in one step the price of each changes; none: never."""
+
+    prefill: tuple[int, ...] = ()
+    decode: tuple[int, ...] = ()
+
+    def within(self, samples: Sequence[Sample]) -> Form:
+        """Without what no sample reaches: a price that nothing tells would be 0."""
+        prefill = max((s.features.prefill_tokens for s in samples), default=0)
+        decodes = max((s.features.decodes for s in samples), default=0)
+        return Form(
+            tuple(after for after in self.prefill if after < prefill),
+            tuple(after for after in self.decode if after < decodes),
+        )
+
+
+LINEAR = Form()
+FORMS = (LINEAR, Form(decode=DECODE_KNOTS), Form(PREFILL_KNOTS, DECODE_KNOTS))
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrices:
+    """values: seconds, each >= 0, in the order of `step_matrix`'s columns: base, prefill positions (one price
+    more for each of `form.prefill`), prefill context, decodes (likewise), decode context."""
+
+    form: Form
+    values: Floats
+
+    @property
+    def base_s(self) -> float:
+        return float(self.values[0])
+
+    @property
+    def prefill(self) -> Curve:
+        return _priced(self.form.prefill, self.values[1:])
+
+    @property
+    def prefill_context_s(self) -> float:
+        return float(self.values[2 + len(self.form.prefill)])
+
+    @property
+    def decode(self) -> Curve:
+        return _priced(self.form.decode, self.values[3 + len(self.form.prefill) :])
+
+    @property
+    def decode_context_s(self) -> float:
+        return float(self.values[-1])
+
+    def predict(self, samples: Sequence[Sample]) -> Floats:
+        """Seconds of each sample's step."""
+        return step_matrix(samples, self.form) @ self.values
+
+
+def _priced(knots: tuple[int, ...], values: Floats) -> Curve:
+    return tuple((after, float(each)) for after, each in zip((0, *knots), values, strict=False))
+
+
+def step_prices(samples: Sequence[Sample], form: Form = LINEAR) -> StepPrices:
+    """What each term of a form costs. Raises InputError for timings that are not positive."""
+    form = form.within(samples)
+    return StepPrices(form, solve(step_matrix(samples, form), _seconds(samples), _balance(samples)))
+
+
+def best_form(samples: Sequence[Sample], seed: int = 0) -> Form:
+    """The form whose mean error on batches that it did not see is smallest; one with more prices has to be
+    clearly better. Raises InputError for fewer than two batches."""
+    best, least = LINEAR, _left_out_error(samples, LINEAR, seed)
+    for form in FORMS[1:]:
+        error = _left_out_error(samples, form, seed)
+        if error < CLEARLY * least:
+            best, least = form, error
+    return best
 
 
 def scheduler_prices(samples: Sequence[Sample]) -> Floats:
@@ -37,9 +114,22 @@ def scheduler_prices(samples: Sequence[Sample]) -> Floats:
     return solve(rows, np.array([s.outside_s for s in samples]), np.ones(len(samples)))
 
 
-def step_matrix(samples: Sequence[Sample]) -> Floats:
-    """The model's terms of each sample, float64[n, 5]."""
-    return np.array([(1, *s.features) for s in samples], dtype=np.float64)
+def step_matrix(samples: Sequence[Sample], form: Form = LINEAR) -> Floats:
+    """The form's terms of each sample, float64[n, 5 + its changes of price]."""
+    rows = [
+        (
+            1, *_parts(form.prefill, s.features.prefill_tokens), s.features.prefill_context,
+            *_parts(form.decode, s.features.decodes), s.features.decode_context,
+        )
+        for s in samples
+    ]  # fmt: skip
+    return np.array(rows, dtype=np.float64)
+
+
+def _parts(knots: tuple[int, ...], count: int) -> list[int]:
+    """How many of `count` fall under each price."""
+    borders = (0, *knots, count)
+    return [max(0, min(count, high) - low) for low, high in pairwise(borders)]
 
 
 def solve(rows: Floats, seconds: Floats, weights: Floats) -> Floats:
@@ -64,8 +154,20 @@ def solve(rows: Floats, seconds: Floats, weights: Floats) -> Floats:
     return prices
 
 
-def cross_validated(samples: Sequence[Sample], seed: int = 0) -> FitError:
+def cross_validated(samples: Sequence[Sample], form: Form = LINEAR, seed: int = 0) -> FitError:
     """The error of `step_prices` on left-out batches. Raises InputError for fewer than two batches."""
+    predicted, folds, batches = _left_out(samples, form, seed)
+    return errors(samples, predicted, f"{folds}-fold cross-validation over {batches} batches")
+
+
+def _left_out_error(samples: Sequence[Sample], form: Form, seed: int) -> float:
+    """Mean absolute relative error on left-out batches, each batch and regime with equal weight."""
+    predicted, _, _ = _left_out(samples, form, seed)
+    return float(np.average(np.abs(predicted / _seconds(samples) - 1.0), weights=_balance(samples)))
+
+
+def _left_out(samples: Sequence[Sample], form: Form, seed: int) -> tuple[Floats, int, int]:
+    """(seconds of each sample by a fit that did not see its batch, folds, batches)"""
     names = sorted({s.point for s in samples})
     if len(names) < 2:
         raise InputError(f"{len(names)} batches were timed: a cross-validation needs at least 2")
@@ -73,12 +175,13 @@ def cross_validated(samples: Sequence[Sample], seed: int = 0) -> FitError:
     order = np.random.default_rng(seed).permutation(len(names))
     fold_of = {names[at]: i % folds for i, at in enumerate(order)}
     folds_of = np.array([fold_of[s.point] for s in samples])
-    rows, predicted = step_matrix(samples), np.zeros(len(samples))
+    predicted = np.zeros(len(samples))
     for fold in range(folds):
         left_out = folds_of == fold
         seen = [s for s, out in zip(samples, left_out, strict=True) if not out]
-        predicted[left_out] = rows[left_out] @ step_prices(seen)
-    return errors(samples, predicted, f"{folds}-fold cross-validation over {len(names)} batches")
+        unseen = [s for s, out in zip(samples, left_out, strict=True) if out]
+        predicted[left_out] = step_prices(seen, form).predict(unseen)
+    return predicted, folds, len(names)
 
 
 def errors(samples: Sequence[Sample], predicted: Floats, method: str) -> FitError:

@@ -1,8 +1,8 @@
 """How long a step takes. Owns: `CostModel`, its JSON file, and what is said of where its figures come from.
 
-Rules (lab.md, *Simulator*): interpretable and linear, every coefficient a price in seconds that one can
-read; never negative. A file says what was measured, on what, when and how far off it is; whatever is
-damaged, of another version or impossible is refused.
+Rules: every coefficient is a price in seconds that one can read, and never negative. What a position or a
+decode costs may change with their number in the step (`Beyond`). A file says what was measured, on what, when
+and how far off it is; whatever is damaged, of another version or impossible is refused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hotprefix.errors import InputError
-from hotprefix.lab.cost.prices import Prices
+from hotprefix.lab.cost.prices import Curve, Prices
 
-VERSION: Final = 1
+VERSION: Final = 2
+READS: Final = (1, 2)
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -62,6 +63,16 @@ class ErrorOf(_Frozen):
     p95: Share
 
 
+class Beyond(_Frozen):
+    """From the (after + 1)th on, each costs `each_s` instead."""
+
+    after: Count
+    each_s: Seconds
+
+
+Beyonds = Annotated[tuple[Beyond, ...], Field(strict=False)]
+
+
 class FitError(_Frozen):
     """How far off steps are that the fit did not see. method: how that was found out. None: no such steps.
     bias: (sum predicted - sum measured) / sum measured, all steps."""
@@ -81,11 +92,13 @@ class CostModel(_Frozen):
     measurement (date of a published preset: when its sources were read). Seconds per: base_s step;
     prefill_token_s position in a chunk of more than one; prefill_context_s (position, position it attends
     to) pair of those; decode_s chunk of one position; decode_context_s position that those attend to.
+    prefill_token_beyond, decode_beyond: the price from a number of them in one step on. Example: decode_s of
+    3 ms and decode_beyond of 5 ms after 8 make 10 decodes cost 34 ms, beside the step's other terms.
     scheduler_*: what a step costs outside the forward pass: per step, running request and waiting request.
     kv_token_bytes: keys and values of one token in all layers. fit: None where nothing was fitted.
     """
 
-    version: Literal[1] = VERSION
+    version: Literal[1, 2] = VERSION
     name: Text
     source: Text
     model: Text
@@ -94,8 +107,10 @@ class CostModel(_Frozen):
     date: Annotated[dt.date, Field(strict=False)]
     base_s: Seconds
     prefill_token_s: Seconds
+    prefill_token_beyond: Beyonds = ()
     prefill_context_s: Seconds
     decode_s: Seconds
+    decode_beyond: Beyonds = ()
     decode_context_s: Seconds
     scheduler_base_s: Seconds
     scheduler_running_s: Seconds
@@ -111,11 +126,20 @@ class CostModel(_Frozen):
             raise ValueError("base_s and one of prefill_token_s and decode_s are 0: a step takes time")
         return self
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for name in ("prefill_token_beyond", "decode_beyond"):
+            after = [beyond.after for beyond in getattr(self, name)]
+            if after != sorted(set(after)):
+                raise ValueError(f"{name}: `after` must grow, it is {after}")
+        return self
+
     @property
     def prices(self) -> Prices:
         """The time of a step, for whoever asks often."""
         return Prices(
-            self.base_s, self.prefill_token_s, self.prefill_context_s, self.decode_s, self.decode_context_s,
+            self.base_s, _curve(self.prefill_token_s, self.prefill_token_beyond), self.prefill_context_s,
+            _curve(self.decode_s, self.decode_beyond), self.decode_context_s,
             self.scheduler_base_s, self.scheduler_running_s, self.scheduler_waiting_s,
         )  # fmt: skip
 
@@ -172,12 +196,17 @@ class CostModel(_Frozen):
             raise InputError(f"{where}: {_first(error)}", param="cost") from error
 
 
+def _curve(first: float, beyond: Beyonds) -> Curve:
+    return ((0, first), *((step.after, step.each_s) for step in beyond))
+
+
 def _check_version(found: Any, where: str) -> None:
     if not isinstance(found, dict) or "version" not in found:
         raise InputError(f"{where}: no cost model (it has no version): calibrate again", param="cost")
-    if found["version"] != VERSION:
+    if found["version"] not in READS:
         raise InputError(
-            f"{where}: cost model version {found['version']!r}, this reads {VERSION}: calibrate again",
+            f"{where}: cost model version {found['version']!r}, this reads {' and '.join(map(str, READS))}: "
+            "calibrate again",
             param="cost",
         )
 

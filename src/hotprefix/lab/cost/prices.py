@@ -8,15 +8,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Curve = tuple[tuple[int, float], ...]
+"""What each of a number of things costs: (how many come before this price applies, seconds each), the first
+from 0 on. ((0, 2.0), (8, 1.0)): the first eight cost 2 s each, all further ones 1 s each."""
+
+
+def total(curve: Curve, count: int) -> float:
+    """Seconds of `count` things."""
+    seconds, price, since = 0.0, 0.0, 0
+    for after, each in curve:
+        if count <= after:
+            break
+        seconds += price * (after - since)
+        price, since = each, after
+    return seconds + price * (count - since)
+
 
 @dataclass(slots=True)
 class Prices:
-    """Seconds, named as in `CostModel`."""
+    """Seconds, named as in `CostModel`. prefill_tokens, decodes: how the price of each changes with their
+    number in one step."""
 
     base_s: float
-    prefill_token_s: float
+    prefill_tokens: Curve
     prefill_context_s: float
-    decode_s: float
+    decodes: Curve
     decode_context_s: float
     scheduler_base_s: float
     scheduler_running_s: float
@@ -26,9 +42,9 @@ class Prices:
         """Seconds of one forward pass (`Features`)."""
         return (
             self.base_s
-            + self.prefill_token_s * prefill_tokens
+            + total(self.prefill_tokens, prefill_tokens)
             + self.prefill_context_s * prefill_context
-            + self.decode_s * decodes
+            + total(self.decodes, decodes)
             + self.decode_context_s * decode_context
         )
 
