@@ -147,6 +147,24 @@ def test_errors_are_told_by_regime_with_their_sign() -> None:
     assert found.bias == pytest.approx(0.05)
 
 
+def test_the_uncertainty_of_the_sum_is_about_what_repeating_it_shows() -> None:
+    """Batches that are each 10 % off on their own: the jackknife is within a factor of the true spread."""
+
+    def made(seed: int) -> list[Sample]:
+        draw = np.random.default_rng(seed)
+        off = {str(s): np.exp(draw.normal(0, 0.1)) for s in shapes()}
+        return [
+            Sample(str(s), s, float(np.array([1, *s]) @ PLANTED) * off[str(s)], 1e-4, s.decodes, 0)
+            for s in shapes()
+        ]  # fmt: skip
+
+    true = sum(float(np.array([1, *s]) @ PLANTED) for s in shapes())
+    sums = [float(step_prices(made(seed)).predict(made(0)).sum()) / true for seed in range(40)]
+    told = [cross_validated(made(seed)).uncertainty or 0.0 for seed in range(20)]
+    assert 0.4 < np.median(told) / np.std(sums) < 2.5
+    assert cross_validated(samples()).uncertainty == pytest.approx(0.0, abs=1e-6)
+
+
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(InputError, match="0 timings"):
         solve(np.zeros((0, 2)), np.zeros(0), np.zeros(0))

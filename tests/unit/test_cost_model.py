@@ -53,6 +53,15 @@ def test_a_price_may_change_with_the_number_in_the_step() -> None:
     assert [prices.step_s(n, 0, 0, 0) for n in (10, 12)] == [pytest.approx(1.0), pytest.approx(3.0)]
 
 
+def test_a_machine_twice_as_slow_has_every_price_doubled_and_the_same_links() -> None:
+    slow = model(decode_beyond=(Beyond(after=8, each_s=2.0),)).scaled(2.0)
+    assert slow.prices.step_s(10, 100, 9, 1000) == 2 * model(
+        decode_beyond=(Beyond(after=8, each_s=2.0),)
+    ).prices.step_s(10, 100, 9, 1000)
+    assert slow.prices.scheduler_s(2, 4) == 2 * model().prices.scheduler_s(2, 4)
+    assert slow.links == model().links
+
+
 def test_a_file_of_version_1_has_one_price_each() -> None:
     """As presets and calibrations before prices could change were written."""
     fields = json.loads(model().model_dump_json()) | {"version": 1}

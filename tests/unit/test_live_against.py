@@ -19,7 +19,7 @@ from hotprefix.commands import against_live as command
 from hotprefix.engine.bare import Bare
 from hotprefix.errors import InputError
 from hotprefix.kernel.config import KernelConfig, Publication
-from hotprefix.lab.cost.model import CostModel
+from hotprefix.lab.cost.model import CostModel, ErrorOf, FitError
 from hotprefix.lab.live import against
 from hotprefix.lab.live.against import Believed, Options, against_live
 from hotprefix.lab.live.clock import CpuClock
@@ -132,7 +132,7 @@ def believed(bare: Bare) -> Believed:
 
 def test_every_load_is_run_and_the_decisions_are_equal(believed: Believed) -> None:
     names = [level.name for level in believed.levels]
-    assert names == ["one by one", "all at once", "at 70%", "at 95%"]
+    assert names == ["one by one", "all at once", "at 50%", "at 70%", "at 95%"]
     assert [level.order_parity for level in believed.levels] == [None, True, True, True]
     assert [level.differ for level in believed.levels[:2]] == [(), ()]
     assert believed.reuse_equal
@@ -151,7 +151,25 @@ def test_a_cost_model_that_is_wrong_shows_with_its_sign(bare: Bare) -> None:
     quick = COST.model_copy(update={"base_s": 1e-9, "prefill_token_s": 1e-9, "decode_s": 1e-9})
     for cost, sign in ((STEP_OF_ONE, 1), (quick, -1)):
         found = against_live(bare, trace(), replace(OPTIONS, limit=4, seconds=1e6), cost)
-        assert [np.sign(level.times[0].error_p50_s) for level in found.levels] == [sign] * 4
+        assert [np.sign(level.times[0].error_p50_s) for level in found.levels] == [sign] * 5
+
+
+def test_what_the_calibration_explains_is_told_beside_the_error(bare: Bare) -> None:
+    """Steps that may be 10 % longer or shorter: near saturation more than 10 % of the time, and in order."""
+    fit = FitError(
+        method="made up", overall=ErrorOf(samples=2, median=0.0, p95=0.0), bias=0.0, uncertainty=0.05
+    )
+    found = against_live(bare, trace(), replace(OPTIONS, limit=4), COST.model_copy(update={"fit": fit}))
+    for level in found.levels:
+        completion = level.times[-1]
+        assert completion.between_p50_s is not None
+        assert completion.between_p50_s[0] < completion.error_p50_s < completion.between_p50_s[1]
+    together = found.levels[1].times[-1]
+    guess = together.live_p50_s + together.error_p50_s
+    assert together.between_p50_s == pytest.approx(
+        (0.9 * guess - together.live_p50_s, 1.1 * guess - together.live_p50_s)
+    )
+    assert " to " in render(found)
 
 
 def test_less_time_means_fewer_requests(bare: Bare) -> None:
@@ -162,8 +180,8 @@ def test_less_time_means_fewer_requests(bare: Bare) -> None:
 def test_other_reuse_where_the_order_is_given_is_a_fault(believed: Believed) -> None:
     first = replace(believed.levels[0], differ=(Reuse("0000001", 4, 8),))
     assert not replace(believed, levels=(first, *believed.levels[1:])).reuse_equal
-    later = replace(believed.levels[3], differ=(Reuse("0000001", 4, 8),))
-    assert replace(believed, levels=(*believed.levels[:3], later)).reuse_equal
+    later = replace(believed.levels[4], differ=(Reuse("0000001", 4, 8),))
+    assert replace(believed, levels=(*believed.levels[:4], later)).reuse_equal
 
 
 def test_errors_are_shown_with_their_sign(believed: Believed) -> None:
@@ -190,7 +208,7 @@ def test_the_same_is_told_as_table_page_and_json(believed: Believed) -> None:
     print_tables(believed, Console(file=text, width=200))
     page = render(believed)
     assert "18 of 18 reuse the same tokens" in answer(believed)
-    assert "at 3 of 3 loads" in answer(believed)
+    assert "at 4 of 4 loads" in answer(believed)
     for shown in (text.getvalue(), page):
         assert answer(believed)[:60] in shown
         for level in believed.levels:

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from hotprefix.lab.live.against import Believed
+from hotprefix.lab.live.against import STANDARD_ERRORS, Believed
 from hotprefix.lab.live.compare import METHOD, Level
 from hotprefix.report.text import DASH, seconds
 
@@ -25,7 +25,10 @@ DECISIONS = (
     "load", "requests", "reuse otherwise", "same in live order", "reused", "of prompt tokens",
     "steps live / simulated", "same steps",
 )  # fmt: skip
-TIMES = ("load", "time", "live p50", "error", "live p95", "error", "typical error")
+TIMES = (
+    "load", "time", "live p50", "error", "calibration explains", "live p95", "error", "calibration explains",
+    "typical error",
+)  # fmt: skip
 
 
 def to_json(found: Believed) -> str:
@@ -114,7 +117,9 @@ def _times(found: Believed) -> list[tuple[str, ...]]:
     return [
         (
             level.name, time.name, seconds(time.live_p50_s), _error(time.error_p50_s, time.relative_p50),
-            seconds(time.live_p95_s), _error(time.error_p95_s, time.relative_p95), seconds(time.typical_s),
+            _between(time.between_p50_s), seconds(time.live_p95_s),
+            _error(time.error_p95_s, time.relative_p95), _between(time.between_p95_s),
+            seconds(time.typical_s),
         )
         for level in found.levels for time in level.times
     ]  # fmt: skip
@@ -125,6 +130,11 @@ def _error(amount: float, relative: float | None) -> str:
     sign = "" if text == seconds(0.0) else "−" if amount < 0 else "+"
     share = "" if relative is None else f" ({_percent(relative)})"
     return f"{sign}{text}{share}"
+
+
+def _between(errors: tuple[float, float] | None) -> str:
+    """The errors with every step as much shorter and longer as the calibration may be off."""
+    return DASH if errors is None else f"{_error(errors[0], None)} to {_error(errors[1], None)}"
 
 
 def _percent(share: float | None) -> str:
@@ -146,6 +156,9 @@ def _parts(found: Believed) -> dict[str, object]:
         ("engine", f"{found.model}; {found.hardware}; L1 of {found.kv_tokens:,} tokens in pages of "
                    f"{found.page_size}; no lower tiers"),
         ("cost model", found.cost),
+        ("calibration explains", f"errors with every step {STANDARD_ERRORS:.0f} standard errors of the "
+                                 "calibration shorter, and longer; a machine that is slower at another time "
+                                 "comes on top"),
         ("clock", _CLOCKS[found.clock]),
         ("saturation", saturation),
         ("percentiles", f"method {METHOD!r}; with few requests a p95 is close to the largest"),

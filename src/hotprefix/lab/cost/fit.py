@@ -156,8 +156,10 @@ def solve(rows: Floats, seconds: Floats, weights: Floats) -> Floats:
 
 def cross_validated(samples: Sequence[Sample], form: Form = LINEAR, seed: int = 0) -> FitError:
     """The error of `step_prices` on left-out batches. Raises InputError for fewer than two batches."""
-    predicted, folds, batches = _left_out(samples, form, seed)
-    return errors(samples, predicted, f"{folds}-fold cross-validation over {batches} batches")
+    predicted, sums, batches = _left_out(samples, form, seed)
+    found = errors(samples, predicted, f"{len(sums)}-fold cross-validation over {batches} batches")
+    spread = float(np.sqrt((len(sums) - 1) * np.var(sums)) / _seconds(samples).sum())
+    return found.model_copy(update={"uncertainty": spread})
 
 
 def _left_out_error(samples: Sequence[Sample], form: Form, seed: int) -> float:
@@ -166,8 +168,9 @@ def _left_out_error(samples: Sequence[Sample], form: Form, seed: int) -> float:
     return float(np.average(np.abs(predicted / _seconds(samples) - 1.0), weights=_balance(samples)))
 
 
-def _left_out(samples: Sequence[Sample], form: Form, seed: int) -> tuple[Floats, int, int]:
-    """(seconds of each sample by a fit that did not see its batch, folds, batches)"""
+def _left_out(samples: Sequence[Sample], form: Form, seed: int) -> tuple[Floats, list[float], int]:
+    """(seconds of each sample by a fit that did not see its batch, seconds of all samples by each of these
+    fits, batches)"""
     names = sorted({s.point for s in samples})
     if len(names) < 2:
         raise InputError(f"{len(names)} batches were timed: a cross-validation needs at least 2")
@@ -175,13 +178,14 @@ def _left_out(samples: Sequence[Sample], form: Form, seed: int) -> tuple[Floats,
     order = np.random.default_rng(seed).permutation(len(names))
     fold_of = {names[at]: i % folds for i, at in enumerate(order)}
     folds_of = np.array([fold_of[s.point] for s in samples])
-    predicted = np.zeros(len(samples))
+    predicted, sums = np.zeros(len(samples)), []
     for fold in range(folds):
         left_out = folds_of == fold
         seen = [s for s, out in zip(samples, left_out, strict=True) if not out]
-        unseen = [s for s, out in zip(samples, left_out, strict=True) if out]
-        predicted[left_out] = step_prices(seen, form).predict(unseen)
-    return predicted, folds, len(names)
+        every = step_prices(seen, form).predict(samples)
+        predicted[left_out] = every[left_out]
+        sums.append(float(every.sum()))
+    return predicted, sums, len(names)
 
 
 def errors(samples: Sequence[Sample], predicted: Floats, method: str) -> FitError:

@@ -75,7 +75,9 @@ Beyonds = Annotated[tuple[Beyond, ...], Field(strict=False)]
 
 class FitError(_Frozen):
     """How far off steps are that the fit did not see. method: how that was found out. None: no such steps.
-    bias: (sum predicted - sum measured) / sum measured, all steps."""
+    bias: (sum predicted - sum measured) / sum measured, all steps. uncertainty: standard error of the
+    predicted sum over the measured one, by leaving out batches (delete-a-group jackknife); None: not told. It
+    knows nothing of a machine that is faster or slower at another time."""
 
     method: Text
     overall: ErrorOf
@@ -83,6 +85,7 @@ class FitError(_Frozen):
     decode: ErrorOf | None = None
     mixed: ErrorOf | None = None
     bias: Annotated[float, Field(allow_inf_nan=False)]
+    uncertainty: Share | None = None
 
 
 class CostModel(_Frozen):
@@ -142,6 +145,15 @@ class CostModel(_Frozen):
             _curve(self.decode_s, self.decode_beyond), self.decode_context_s,
             self.scheduler_base_s, self.scheduler_running_s, self.scheduler_waiting_s,
         )  # fmt: skip
+
+    def scaled(self, by: float) -> CostModel:
+        """The same machine, every step and every pass of the scheduler `by` times as long. Links stay."""
+        prices = {name: getattr(self, name) * by for name in type(self).model_fields if name.endswith("_s")}
+        beyond = {
+            name: tuple(Beyond(after=b.after, each_s=b.each_s * by) for b in getattr(self, name))
+            for name in ("prefill_token_beyond", "decode_beyond")
+        }
+        return self.model_copy(update={**prices, **beyond})
 
     @property
     def label(self) -> str:

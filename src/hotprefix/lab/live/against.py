@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from hotprefix.engine.loop import EngineLoop
 
 Progress = Callable[[str], None]
-LOADS: Final = (0.7, 0.95)
+LOADS: Final = (0.5, 0.7, 0.95)
+STANDARD_ERRORS: Final = 2.0  # of the calibration's sum of step times, each way
 FEWEST: Final = 4
 CALIBRATE_SHARE: Final = 0.25  # of the seconds, where no cost model is given
 CALIBRATE_TOKENS: Final = 8192
@@ -52,9 +53,9 @@ class Options:
     block: int | None = None
     page_size: int = 16
     kv_tokens: int | None = None
-    outputs: int = 16
-    max_batched_tokens: int = 512
-    max_running: int = 16
+    outputs: int = 64
+    max_batched_tokens: int = 2048
+    max_running: int = 64
     clock: str = "wall"
     seed: int = 0
 
@@ -208,7 +209,20 @@ class _Rig:
         ordered = None
         if loop is Loop.OPEN:
             ordered = same_in_order(self._kernel, requests, self._block, real)
-        return compare(name, load, real, predicted, ordered)
+        return compare(name, load, real, predicted, ordered, self._spread(requests, loop))
+
+    def _spread(self, requests: Sequence[TraceRequest], loop: Loop) -> tuple[Run, Run] | None:
+        """The prediction with every step as much shorter, and longer, as the calibration may be off: near
+        saturation a step time that is 1 % off moves waits by a multiple of it."""
+        fit = self._cost.fit
+        if fit is None or fit.uncertainty is None:
+            return None
+        off = min(STANDARD_ERRORS * fit.uncertainty, 0.9)
+        fast, slow = (
+            simulated(self._kernel, self._cost.scaled(1 + sign * off), requests, self._block, loop)
+            for sign in (-1, 1)
+        )
+        return fast, slow
 
     def _live(self, requests: Sequence[TraceRequest], loop: Loop) -> Run:
         clock = CLOCKS[self._options.clock]()

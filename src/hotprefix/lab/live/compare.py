@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel
@@ -23,6 +24,7 @@ from hotprefix.lab.live.shape import at
 from hotprefix.lab.sim.workload import Loop
 from hotprefix.lab.trace.record import TraceRequest
 
+Floats = NDArray[np.float64]
 METHOD: Final = "linear"  # of every percentile here, by numpy's name
 TIMES: Final = (
     ("TTFT", pl.col("first_token_s") - pl.col("arrival_s")),
@@ -41,7 +43,9 @@ STEP_OF_ONE: Final = CostModel(
 @dataclass(frozen=True, slots=True)
 class TimeError:
     """One time's percentiles, seconds. error_*: simulated minus live; relative_*: that as a share of live,
-    None where live is below SMALLEST_S. typical_s: median over requests of the absolute error."""
+    None where live is below SMALLEST_S. typical_s: median over requests of the absolute error. between_*: the
+    errors with every step as much shorter and longer as the calibration may be off (`STANDARD_ERRORS` in
+    against.py): an error inside that range needs no other reason; None if the calibration does not tell."""
 
     name: str
     live_p50_s: float
@@ -51,6 +55,8 @@ class TimeError:
     relative_p50: float | None
     relative_p95: float | None
     typical_s: float
+    between_p50_s: tuple[float, float] | None = None
+    between_p95_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +91,11 @@ class Level:
     times: tuple[TimeError, ...]
 
 
-def compare(name: str, load: float | None, live: Run, predicted: Run, order_parity: bool | None) -> Level:
-    """What of `predicted` came true."""
+def compare(
+    name: str, load: float | None, live: Run, predicted: Run, order_parity: bool | None,
+    spread: tuple[Run, Run] | None = None,
+) -> Level:  # fmt: skip
+    """What of `predicted` came true. spread: predictions with shorter and with longer steps."""
     reused, expected = live.requests["cached_l1"], predicted.requests["cached_l1"]
     return Level(
         name=name,
@@ -106,7 +115,7 @@ def compare(name: str, load: float | None, live: Run, predicted: Run, order_pari
         events_equal=live.events == predicted.events,
         order_parity=order_parity,
         diverged=_divergence(live.events, predicted.events),
-        times=tuple(_time_error(name, of, live, predicted) for name, of in TIMES),
+        times=tuple(_time_error(name, of, live, predicted, spread) for name, of in TIMES),
     )
 
 
@@ -116,16 +125,29 @@ def same_in_order(kernel: KernelConfig, requests: Sequence[TraceRequest], block_
     return simulated(kernel, STEP_OF_ONE, ordered, block_size, Loop.OPEN).events == live.events
 
 
-def _time_error(name: str, of: pl.Expr, live: Run, predicted: Run) -> TimeError:
-    real = live.requests.select(of).to_series().to_numpy()
-    guess = predicted.requests.select(of).to_series().to_numpy()
-    (p50, p95), (guess_p50, guess_p95) = (
-        tuple(float(v) for v in np.percentile(values, (50, 95), method=METHOD)) for values in (real, guess)
-    )
+def _time_error(
+    name: str, of: pl.Expr, live: Run, predicted: Run, spread: tuple[Run, Run] | None
+) -> TimeError:
+    real, guess = _values(live, of), _values(predicted, of)
+    p50, p95 = _percentiles(real)
+    guess_p50, guess_p95 = _percentiles(guess)
+    between = None
+    if spread is not None:
+        (fast50, fast95), (slow50, slow95) = (_percentiles(_values(run, of)) for run in spread)
+        between = (fast50 - p50, slow50 - p50), (fast95 - p95, slow95 - p95)
     return TimeError(
         name, p50, p95, guess_p50 - p50, guess_p95 - p95, _share(guess_p50 - p50, p50),
-        _share(guess_p95 - p95, p95), float(np.median(np.abs(guess - real))),
+        _share(guess_p95 - p95, p95), float(np.median(np.abs(guess - real))), *(between or (None, None)),
     )  # fmt: skip
+
+
+def _values(run: Run, of: pl.Expr) -> Floats:
+    return run.requests.select(of).to_series().to_numpy()
+
+
+def _percentiles(values: Floats) -> tuple[float, float]:
+    p50, p95 = np.percentile(values, (50, 95), method=METHOD)
+    return float(p50), float(p95)
 
 
 def _share(error: float, of: float) -> float | None:
