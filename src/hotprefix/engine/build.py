@@ -66,7 +66,7 @@ def build_engine(
         decoder.config.vocab_size,
         decoder.device,
         eos_ids=tokenizer.eos_ids,
-        compiler=Compiler(vocabulary_of(tokenizer, decoder.config.vocab_size)),
+        compiler=Compiler(Vocabulary.of(tokenizer, decoder.config.vocab_size)),
     )
     progress(f"ready in {time.monotonic() - started:.1f} s: {_summary(info, pool)}")
     return EngineLoop(
@@ -127,17 +127,6 @@ def _info(config: EngineConfig, kernel: KernelConfig, name: str, decoder: Decode
             "max_running": config.max_running,
             "max_waiting": config.max_waiting,
         },
-    )
-
-
-def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """What grammars need of a tokenizer, for logits of `size` columns."""
-    return Vocabulary(
-        tokens=tokenizer.token_bytes,
-        size=size,
-        special_ids=sorted(tokenizer.special_ids),
-        eos_ids=sorted(tokenizer.eos_ids),
-        encode=tokenizer.encode,
     )
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from hotprefix.engine.build import Progress, build_engine, vocabulary_of
+from hotprefix.engine.build import Progress, build_engine
 from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.messages import Generate, Usage
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.sampling.checker import GrammarChecker
+from hotprefix.engine.sampling.structured import Vocabulary
 from hotprefix.engine.text.template import ChatTemplate
 from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.errors import HotprefixError, InputError
@@ -51,7 +52,7 @@ class LLM:
         self.config = config or EngineConfig()
         self.tokenizer = Tokenizer.load(resolve_model(self.config.model).path)
         self.loop = build_engine(self.config, progress)
-        self._grammars = GrammarChecker(vocabulary_of(self.tokenizer, self.loop.info.vocab_size))
+        self._grammars = GrammarChecker(Vocabulary.of(self.tokenizer, self.loop.info.vocab_size))
         self._numbers = count()
 
     def generate(

@@ -33,15 +33,7 @@ class ModelText:
         except ModelLoadError as error:
             self._no_template = str(error)
         self._format = tool_format(tokenizer.templates)
-        self._checker = GrammarChecker(
-            Vocabulary(
-                tokens=tokenizer.token_bytes,
-                size=tokenizer.size,
-                special_ids=sorted(tokenizer.special_ids),
-                eos_ids=sorted(tokenizer.eos_ids),
-                encode=tokenizer.encode,
-            )
-        )
+        self._checker = GrammarChecker(Vocabulary.of(tokenizer, tokenizer.size))
 
     @classmethod
     def load(cls, model: str) -> Self:

@@ -15,8 +15,6 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from hotprefix.engine.params import StructuredOutput
 from hotprefix.engine.sampling.structured import Compiler, Vocabulary
@@ -29,22 +27,11 @@ _START_WALL_S = 60.0
 _KEPT_VERDICTS = 256
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The part of a `Vocabulary` that can travel."""
-
-    tokens: Sequence[bytes]
-    size: int
-    special_ids: Sequence[int]
-    eos_ids: Sequence[int]
-
-
 class GrammarChecker:
     """Checks grammars for one vocabulary. Thread-safe; `check` blocks, so call it off the event loop."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        v = vocabulary
-        self._table = _Table(tuple(v.tokens), v.size, tuple(v.special_ids), tuple(v.eos_ids))
+        self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._verdicts: OrderedDict[StructuredOutput, str | None] = OrderedDict()
@@ -86,7 +73,7 @@ class GrammarChecker:
             stderr=subprocess.DEVNULL,
         )
         try:
-            self._ask(self._table, _START_WALL_S)
+            self._ask(self._vocabulary, _START_WALL_S)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             self._stop()
             raise HotprefixError(f"the grammar checker's process did not start: {error!r}") from error
@@ -115,12 +102,10 @@ class GrammarChecker:
 
 
 def _serve() -> None:
-    """The process: a table, then one grammar after the other, each answered by (problem, CPU seconds)."""
+    """The process: a `Vocabulary`, then one grammar after the other. Answers are (problem, CPU seconds)."""
     _limit_memory()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    table: _Table = pickle.load(source)
-    vocabulary = Vocabulary(table.tokens, table.size, table.special_ids, table.eos_ids, _greedy(table.tokens))
-    compiler = Compiler(vocabulary)
+    compiler = Compiler(pickle.load(source))
     structured = StructuredOutput("json_object", "")  # makes the tokenizer ready
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
@@ -132,23 +117,6 @@ def _serve() -> None:
             pickle.dump((problem, time.process_time() - start), sink)
             sink.flush()
             structured = pickle.load(source)
-
-
-def _greedy(tokens: Sequence[bytes]) -> Callable[[str], list[int]]:
-    """A stand-in for the tokenizer, which does not travel: always the longest token that fits."""
-    ids = {token: i for i, token in enumerate(tokens)}
-    longest = max(map(len, tokens))
-
-    def encode(text: str) -> list[int]:
-        rest, out = text.encode(), []
-        while rest:
-            size = next((n for n in range(min(longest, len(rest)), 0, -1) if rest[:n] in ids), 0)
-            if size:
-                out.append(ids[rest[:size]])
-            rest = rest[max(size, 1) :]
-        return out
-
-    return encode
 
 
 def _limit_memory() -> None:

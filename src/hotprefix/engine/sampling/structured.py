@@ -36,7 +36,8 @@ _JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{0,20}"}
 @dataclass(frozen=True)
 class Vocabulary:
     """What a grammar needs of a tokenizer. tokens: each id's bytes; size: width of the logits, >= their
-    number; encode: plain text to ids."""
+    number; encode: text that the output must say to ids with the same bytes. Can be pickled if `encode`
+    can."""
 
     tokens: Sequence[bytes]
     size: int
@@ -52,7 +53,7 @@ class Vocabulary:
             size,
             sorted(tokenizer.special_ids),
             sorted(tokenizer.eos_ids),
-            tokenizer.encode,
+            tokenizer.continuation,
         )
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from hotprefix.engine.text.continuation import Continuation
 from hotprefix.engine.text.source import AddedToken, TokenizerSource, from_directory, from_gguf
 from hotprefix.errors import InputError, ModelLoadError
 
@@ -75,6 +76,13 @@ class Tokenizer:
         if bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
+
+    @cached_property
+    def continuation(self) -> Continuation:
+        """Encodes what an output must say. An added token that is no control token is one token there,
+        as it is in what the model has learnt to say."""
+        added = {text: token.id for text, token in self._added.items() if not token.special}
+        return Continuation(self._inner, self.token_bytes, self.special_ids, added)
 
     def _plain(self, text: str, first: bool, guard: str) -> list[int]:
         text = text.replace(guard, "") if guard else text
