@@ -146,13 +146,18 @@ class KernelMachine(RuleBasedStateMachine):
         self.in_flight = plan if plan.chunks else None
 
     @precondition(lambda self: self.in_flight is not None)
-    @rule(fails=st.sampled_from([False] * 9 + [True]))
-    def execute(self, fails: bool) -> None:
+    @rule(fails=st.sampled_from([False] * 9 + [True]), loses=st.sampled_from([None] * 9 + [0, 1, 2]))
+    def execute(self, fails: bool, loses: int | None = None) -> None:
+        """loses: no token can be sampled for that one of the requests."""
         assert self.in_flight is not None
         plan, self.in_flight = self.in_flight, None
         fails = fails and self.failures
         self.d.executor.fail_next = int(fails)
+        lost = None if loses is None else plan.chunks[loses % len(plan.chunks)]
+        self.d.executor.unsampled = set() if lost is None else {lost.request}
         self.d.execute(plan)
+        if lost is not None and lost.samples and not fails:
+            assert self.d.finish[lost.request] in (Finish.ERROR, Finish.ABORT)
         self.watch.committed(plan, not fails)
 
     @rule(steps=st.integers(1, 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hotprefix.engine.executor import Sampled, StepResult
+from hotprefix.engine.executor import Sampled, StepResult, Unsampled
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import Delta, EngineInfo
 from hotprefix.engine.observe import Observer
@@ -36,7 +36,8 @@ class FakeEngineExecutor:
         outcome = self.fake.run(plan)
         if bad:
             raise ValueError(f"request {bad[0]} is poisonous")
-        return StepResult({r: Sampled(t) for r, t in outcome.sampled.items()})
+        failed = {r: Unsampled(error) for r, error in outcome.failed.items()}
+        return StepResult({r: Sampled(t) for r, t in outcome.sampled.items()} | failed)
 
     def finish(self, request: str) -> None:
         self.started.pop(request, None)

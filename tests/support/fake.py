@@ -57,7 +57,7 @@ def cold_run(prompt: list[int], outputs: int) -> list[int]:
 
 class FakeExecutor:
     """Executes plans over slots of two 64-bit layers. fail_next makes that many steps fail after
-    having written half of their KV."""
+    having written half of their KV. unsampled: requests that no token can be sampled for."""
 
     def __init__(self, total_pages: int, page_size: int, max_running: int, host_pages: int = 0) -> None:
         self.page = page_size
@@ -65,6 +65,7 @@ class FakeExecutor:
         self.tables: list[list[int]] = [[] for _ in range(max_running)]
         self.host = np.full((2, host_pages * page_size), 0xBEEF, dtype=U64)
         self.fail_next = 0
+        self.unsampled: set[str] = set()
         self.computed = 0
         self.stored: dict[bytes, bytes] = {}
 
@@ -74,7 +75,7 @@ class FakeExecutor:
         with np.errstate(over="ignore"):
             outcome = self._run(plan, stop_at)
             if repeats == 1 or not outcome.ok:
-                return outcome
+                return self._without(outcome)
             known = {r: tk.encode([t]) for r, t in outcome.sampled.items()}
             for i in range(1, repeats):
                 chunks = tuple(
@@ -85,6 +86,11 @@ class FakeExecutor:
                 outcome = self._run(plan._replace(chunks=Chunks(chunks)), stop_at)
                 known = {r: known[r] + tk.encode([t]) for r, t in outcome.sampled.items()}
             return StepOutcome(sampled=known, repeats=repeats)
+
+    def _without(self, outcome: StepOutcome) -> StepOutcome:
+        failed = {r: f"nothing can be said for {r}" for r in outcome.sampled if r in self.unsampled}
+        sampled = {r: token for r, token in outcome.sampled.items() if r not in failed}
+        return outcome._replace(sampled=sampled, stopped=outcome.stopped - failed.keys(), failed=failed)
 
     def _slots(self, table: list[int], stop: int) -> np.ndarray:
         positions = np.arange(stop)

@@ -66,6 +66,52 @@ def test_a_request_that_always_fails_ends_and_harms_nobody() -> None:
     d.assert_cold_equal()
 
 
+@pytest.mark.parametrize("after", range(7))
+def test_a_request_without_a_token_ends_and_the_step_is_good_for_the_others(after: int) -> None:
+    """after: tokens it has said before; with pages of 4 that is its prefill, inside a page and at an edge."""
+    d = Driver(64, 4, Capabilities(True))
+    for n in range(3):
+        d.submit(f"r{n}", [*A, n], 8)
+    while len(d.outputs["r1"]) < after:
+        d.step()
+    said = {name: len(d.outputs[name]) for name in ("r0", "r2")}
+    d.executor.unsampled = {"r1"}
+    d.step()
+    assert d.finish == {"r1": Finish.ERROR}
+    assert {name: len(d.outputs[name]) for name in said} == {n: c + 1 for n, c in said.items()}
+    steps = d.kernel.counters.steps
+    d.run()
+    assert d.finish == {"r0": Finish.LENGTH, "r1": Finish.ERROR, "r2": Finish.LENGTH}
+    assert len(d.outputs["r1"]) == after
+    d.assert_cold_equal()
+    count = d.kernel.counters
+    assert (count.failed_steps, count.retractions, count.recomputed_tokens) == (0, 0, 0)
+    assert (count.failed, count.finished, count.steps - steps) == (1, 2, 7 - after)
+    # What it has computed is as good as anybody's.
+    d.submit("next", d.prompts["r1"] + d.outputs["r1"], 2)
+    d.run()
+    d.assert_cold_equal()
+    assert d.cached["next"] == (17 + after) // 4 * 4
+
+
+def test_a_request_without_a_token_that_was_aborted_is_aborted() -> None:
+    d = Driver(64, 4)
+    d.submit("a", A, 4)
+    plan = d.plan()
+    d.abort("a")
+    d.executor.unsampled = {"a"}
+    d.execute(plan)
+    assert d.finish == {"a": Finish.ABORT}
+
+
+def test_a_step_has_a_token_or_a_reason_for_each_request_that_samples() -> None:
+    d = Driver(64, 4)
+    d.submit("a", A, 4)
+    plan = d.plan()
+    with pytest.raises(ProtocolError, match="no sampled token for a"):
+        d.kernel.commit(plan, StepOutcome(failed={"b": "what"}), 1.0)
+
+
 def test_after_a_failure_its_requests_run_alone_until_past_it() -> None:
     d = Driver(64, 4)
     d.submit("a", A, 3)

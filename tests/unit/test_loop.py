@@ -178,6 +178,26 @@ def test_a_poisonous_request_ends_alone_with_an_error() -> None:
     loop.kernel.check()
 
 
+def test_a_request_that_nothing_can_be_sampled_for_ends_and_the_step_is_good_for_the_others() -> None:
+    loop, executor, _ = fake_loop()
+    for name in ("a", "bad", "b"):
+        loop.submit(ask(name, prompt=(*PROMPT, ord(name[0]) % 50)))
+    first = {delta.id: delta for delta in loop.step()}
+    executor.fake.unsampled = {"bad"}
+    second = {delta.id: delta for delta in loop.step()}
+    assert (second["bad"].finish, second["bad"].error) == (Finish.ERROR, "nothing can be said for bad")
+    assert (second["bad"].tokens, second["bad"].usage.completion_tokens) == ((), 1)
+    assert len(second["a"].tokens) == len(second["b"].tokens) == 1
+    assert set(executor.started) == {"a", "b"}
+    rest = drain(loop)
+    for name in ("a", "b"):
+        said = tokens([first[name], second[name], *rest[name]])
+        assert said == cold_run([*PROMPT, ord(name[0]) % 50], 8)
+    count = loop.kernel.counters
+    assert (count.failed_steps, count.retractions, count.failed, count.steps) == (0, 0, 1, 8)
+    loop.kernel.check()
+
+
 def test_timing_is_never_negative_and_absent_where_it_never_happened() -> None:  # handed case 154
     loop, _, clock = fake_loop(max_running=1)
     loop.submit(ask("a", max_tokens=2))

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_models import CHATML, default_tokenizer, toy
 
+from hotprefix.engine.executor import Unsampled
 from hotprefix.engine.params import SamplingParams, StructuredOutput
 from hotprefix.engine.sampling import checker
 from hotprefix.engine.sampling.checker import GrammarChecker
-from hotprefix.engine.sampling.sampler import Sampler, SamplingError
+from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.sampling.structured import MAX_SPEC_CHARS, Compiler, Constraint, Vocabulary
 from hotprefix.errors import HotprefixError, InputError
 
@@ -199,7 +200,7 @@ def test_a_sampler_without_grammars_says_so() -> None:
         Sampler(V).start("a", [1], SamplingParams(structured=make("json_object", "")))
 
 
-def test_a_grammar_that_fails_later_names_its_request() -> None:
+def test_a_grammar_that_fails_later_takes_the_token_from_its_request_alone() -> None:
     class Broken(Constraint):
         def __init__(self) -> None: ...
         def allowed(self) -> Any:
@@ -211,8 +212,12 @@ def test_a_grammar_that_fails_later_names_its_request() -> None:
 
     sampler = Sampler(V, compiler=Breaks(Vocabulary.of(toy(CHATML), V)))
     sampler.start("a", [1], SamplingParams(structured=make("json_object", "")))
-    with pytest.raises(SamplingError, match=r"request a: .*too many states"):
-        sampler.sample(["a"], torch.zeros(1, V))
+    sampler.start("b", [1], SamplingParams(temperature=0.0))
+    x = torch.zeros(2, V)
+    x[1, 5] = 1.0
+    none, other = sampler.sample(["a", "b"], x)
+    assert none == Unsampled("the grammar failed: too many states")
+    assert other.token == 5
 
 
 # -- the checker's process ------------------------------------------------------------------------
@@ -250,6 +255,7 @@ def test_logits_that_leave_nothing_the_grammar_allows_are_an_error() -> None:
     sampler.start("a", [1], SamplingParams(structured=make("regex", "ab"), temperature=0.0))
     x = torch.zeros(1, V)
     x[0, ord("a")] = -torch.inf
-    with pytest.raises(SamplingError, match="no token is allowed"):
-        sampler.sample(["a"], x)
+    (none,) = sampler.sample(["a"], x)
+    assert isinstance(none, Unsampled)
+    assert "no token is allowed" in none.error
     assert sampler.sample(["a"], torch.zeros(1, V))[0].token == ord("a")

@@ -38,13 +38,21 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsampled:
+    """No token can be sampled for one request, and why: its grammar has failed, or nothing is allowed. The
+    others of its step have their tokens."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """sampled: for each chunk with `samples`. prompt_logprobs: for requests that asked, the entries of
+    """sampled: for each chunk with `samples`, a token or why there is none. prompt_logprobs: for requests that asked, the entries of
     the prompt positions whose logits this step computed, in order (position p's logits score token
     p + 1; the first prompt token has none and gets no entry). restore_s: seconds that the plan's copies
     from L2 took."""
 
-    sampled: Mapping[RequestId, Sampled]
+    sampled: Mapping[RequestId, Sampled | Unsampled]
     prompt_logprobs: Mapping[RequestId, Sequence[TokenLogprob]] = field(default_factory=dict)
     restore_s: float = 0.0
 

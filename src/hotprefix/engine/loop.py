@@ -3,7 +3,8 @@
 Rules: single-threaded; schedule -> run -> commit, nothing in between. A stop (end token, stop string,
 complete grammar) is decided before the commit, so a stopped request computes nothing more and nothing
 beyond the stop is ever published. What raises inside a step fails that step, never the loop: the
-kernel retries its requests alone. Each request gets exactly one delta with `finish`.
+kernel retries its requests alone. A request that no token can be sampled for ends with that error, and
+the step is good for the others. Each request gets exactly one delta with `finish`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from hotprefix.engine.executor import Executor, StepResult
+from hotprefix.engine.executor import Executor, StepResult, Unsampled
 from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.live import Live, OutputText, output_limit
 from hotprefix.engine.messages import (
@@ -225,12 +226,17 @@ class EngineLoop:
         now = self._clock()
         for request, entries in result.prompt_logprobs.items():
             self._live[request].prompt_logprobs.extend(entries)
-        stopped = set()
+        tokens, stopped, failed = {}, set(), {}
         for request, sampled in result.sampled.items():
+            if isinstance(sampled, Unsampled):
+                failed[request] = sampled.error
+                continue
+            tokens[request] = sampled.token
             if self._live[request].take(sampled, self._eos, now):
                 stopped.add(request)
-        tokens = {request: sampled.token for request, sampled in result.sampled.items()}
-        return StepOutcome(sampled=tokens, stopped=frozenset(stopped), restore_s=result.restore_s)
+        return StepOutcome(
+            sampled=tokens, stopped=frozenset(stopped), restore_s=result.restore_s, failed=failed
+        )
 
     # -- answers ----------------------------------------------------------------------------------
 

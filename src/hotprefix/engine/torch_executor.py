@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hotprefix.engine.batch import Batch
-from hotprefix.engine.executor import Sampled, StepResult, TokenLogprob
+from hotprefix.engine.executor import Sampled, StepResult, TokenLogprob, Unsampled
 from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.model.forward import Decoder
@@ -38,8 +38,8 @@ class Sampler(Protocol):
 
     def start(self, request: RequestId, prompt: Sequence[int], params: SamplingParams) -> None: ...
 
-    def sample(self, rows: list[RequestId], logits: Tensor) -> list[Sampled]:
-        """One token for each row of logits float32[L, V]."""
+    def sample(self, rows: list[RequestId], logits: Tensor) -> list[Sampled | Unsampled]:
+        """One token for each row of logits float32[L, V], or why that row has none."""
         ...
 
     def finish(self, request: RequestId) -> None: ...
@@ -111,7 +111,7 @@ class TorchExecutor:
         last = batch.query_starts[1:].long() - 1
         states = self._decoder.hidden(batch, self._pool, None if scoring else last)
         _require_finite(states, "hidden states")
-        sampled: Mapping[RequestId, Sampled] = {}
+        sampled: Mapping[RequestId, Sampled | Unsampled] = {}
         rows = [chunk.request for chunk in chunks if chunk.samples]
         if rows:
             samples = torch.tensor([chunk.samples for chunk in chunks], device=states.device)

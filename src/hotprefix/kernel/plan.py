@@ -224,7 +224,9 @@ class StepOutcome(NamedTuple):
     """What came of a plan. ok: the forward pass ran, `repeats` times. sampled: for each chunk with
     `samples` one token, or where repeats > 1 that many, int32 bytes. stopped: requests whose last
     sampled token ended them (end of sequence, stop string).
-    restore_s: seconds the plan's restores took, 0 where there were none or nobody measured."""
+    restore_s: seconds the plan's restores took, 0 where there were none or nobody measured.
+    failed: requests whose forward pass ran but for which no token could be sampled, and why. They end
+    with that error; their KV is good, and the others of the step keep their tokens."""
 
     ok: bool = True
     sampled: Sampled = MappingProxyType({})
@@ -232,6 +234,7 @@ class StepOutcome(NamedTuple):
     error: str | None = None
     restore_s: float = 0.0
     repeats: int = 1
+    failed: Mapping[RequestId, str] = MappingProxyType({})
 
 
 class Progress(NamedTuple):

@@ -1,8 +1,8 @@
 """One token for each row of logits. Owns: `Sampler`, the sampling state of every live request.
 
 Rules: a request's token depends on its own logits, settings, ids and seed only, never on its batch
-mates or its row. A call samples every row or, when it raises, none: no state has changed then. State
-lives from `start` to `finish` and survives retractions. The mathematics runs on the host, a row at a
+mates or its row; a row that cannot be sampled says so and is as it was, and the others have their
+tokens. A call that raises was a wrong call, and no state has changed then. State lives from `start` to `finish` and survives retractions. The mathematics runs on the host, a row at a
 time; rows that want plain greedy cost their share of one argmax and nothing else.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hotprefix.engine.executor import Sampled
+from hotprefix.engine.executor import Sampled, Unsampled
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.sampling.draw import Row, draw, uniform
 from hotprefix.engine.sampling.logprobs import token_logprob
@@ -23,18 +23,6 @@ from hotprefix.engine.sampling.state import RequestState
 from hotprefix.engine.sampling.structured import Compiler
 from hotprefix.errors import HotprefixError, InputError, ProtocolError
 from hotprefix.kernel.request import RequestId
-
-
-class SamplingError(HotprefixError):
-    """No token can be sampled for `request`; the others of its batch are unaffected and unchanged."""
-
-    def __init__(self, request: RequestId, problem: str) -> None:
-        super().__init__(request, problem)
-        self.request = request
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"request {self.request}: {self.problem}"
 
 
 def system_seed() -> int:
@@ -85,26 +73,20 @@ class Sampler:
             constraint=constraint,
         )
 
-    def sample(self, rows: Sequence[RequestId], logits: torch.Tensor) -> list[Sampled]:
-        """One token per row, appended to its request's state. logits: float32 [L, V], row i is that of
-        rows[i]. Raises SamplingError for a row with NaN, +inf or nothing finite, and for a grammar that
-        has failed; ProtocolError for an unknown id or a wrong shape."""
+    def sample(self, rows: Sequence[RequestId], logits: torch.Tensor) -> list[Sampled | Unsampled]:
+        """One token per row, appended to its request's state, or why there is none: NaN, +inf or nothing
+        finite in the row, nothing that its grammar and settings allow, a grammar that has exceeded its
+        limits. logits: float32 [L, V], row i is that of rows[i]. Raises ProtocolError for an unknown id
+        or a wrong shape."""
         if tuple(logits.shape) != (len(rows), self._vocab_size):
             raise ProtocolError(
                 f"sampler: logits {tuple(logits.shape)} for {len(rows)} rows of {self._vocab_size}"
             )
         states = [self._state(r) for r in rows]
-        best, table = self._to_host(rows, states, logits.detach())
-        tokens = [
-            int(best[i]) if state.greedy and not state.adjusts else _choose(rows[i], state, table[i])
-            for i, state in enumerate(states)
+        best, peaks, table = _to_host(states, logits.detach())
+        return [
+            _sampled(state, int(best[i]), float(peaks[i]), table.get(i)) for i, state in enumerate(states)
         ]
-        sampled = []
-        for i, (state, token) in enumerate(zip(states, tokens, strict=True)):
-            top = state.params.logprobs
-            logprob = None if top is None else token_logprob(table[i], token, top)
-            sampled.append(Sampled(token, logprob, ended=state.add(token)))
-        return sampled
 
     def finish(self, request_id: RequestId) -> None:
         """Forget a request; unknown ids are ignored."""
@@ -116,35 +98,41 @@ class Sampler:
         except KeyError:
             raise ProtocolError(f"sampler: request {request_id} was never started") from None
 
-    def _to_host(
-        self, rows: Sequence[RequestId], states: Sequence[RequestState], logits: torch.Tensor
-    ) -> tuple[npt.NDArray[np.int64], Mapping[int, Row]]:
-        """(argmax of every row, the logits of those rows that need more than that). Checks every row."""
-        busy = [i for i, s in enumerate(states) if s.adjusts or not s.greedy or s.params.logprobs is not None]
-        if logits.device.type == "cpu":
-            host = logits.to(torch.float32).numpy()
-            best: npt.NDArray[np.int64] = host.argmax(axis=1)
-            peaks = host[np.arange(len(rows)), best]
-            table = {i: host[i] for i in busy}
-        else:
-            found = logits.max(dim=1)
-            best, peaks = found.indices.cpu().numpy(), found.values.float().cpu().numpy()
-            copied = logits[busy].to("cpu", torch.float32).numpy()
-            table = {i: copied[at] for at, i in enumerate(busy)}
-        for i in map(int, np.flatnonzero(~np.isfinite(peaks))):  # an argmax stops at the first NaN
-            raise SamplingError(rows[i], f"the model's logits peak at {peaks[i]}: not a number to sample by")
-        return best, table
+
+def _to_host(
+    states: Sequence[RequestState], logits: torch.Tensor
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], Mapping[int, Row]]:
+    """(argmax of every row, the logit there, the logits of those rows that need more than that)."""
+    busy = [i for i, s in enumerate(states) if s.adjusts or not s.greedy or s.params.logprobs is not None]
+    if logits.device.type == "cpu":
+        host = logits.to(torch.float32).numpy()
+        best: npt.NDArray[np.int64] = host.argmax(axis=1)
+        return best, host[np.arange(len(states)), best], {i: host[i] for i in busy}
+    found = logits.max(dim=1)
+    copied = logits[busy].to("cpu", torch.float32).numpy()
+    table = {i: copied[at] for at, i in enumerate(busy)}
+    return found.indices.cpu().numpy(), found.values.float().cpu().numpy(), table
 
 
-def _choose(request: RequestId, state: RequestState, logits: Row) -> int:
-    """The token of a row that takes more than an argmax of the model's logits."""
+def _sampled(state: RequestState, best: int, peak: float, row: Row | None) -> Sampled | Unsampled:
+    """One row's token. row: its logits, None where the argmax is all it needs."""
+    if not np.isfinite(peak):  # an argmax stops at the first NaN
+        return Unsampled(f"the model's logits peak at {peak}: not a number to sample by")
     try:
-        row = state.adjusted(logits) if state.adjusts else logits
-    except HotprefixError as error:  # its grammar
-        raise SamplingError(request, str(error)) from error
+        token = best if row is None or (state.greedy and not state.adjusts) else _choose(state, row)
+        top = state.params.logprobs
+        logprob = None if top is None or row is None else token_logprob(row, token, top)
+        return Sampled(token, logprob, ended=state.add(token))
+    except Exception as error:  # whatever is wrong with one row must not reach the others
+        return Unsampled(str(error) or type(error).__name__)
+
+
+def _choose(state: RequestState, logits: Row) -> int:
+    """The token of a row that takes more than an argmax of the model's logits."""
+    row = state.adjusted(logits) if state.adjusts else logits
     best = int(row.argmax())
     if not np.isfinite(row[best]):
-        raise SamplingError(request, "no token is allowed: grammar, bias and logits exclude all of them")
+        raise HotprefixError("no token is allowed: grammar, bias and logits exclude all of them")
     if state.greedy:
         return best
     p = state.params

@@ -57,6 +57,10 @@ class Committer:
         s, chunks = self._s, plan.chunks
         written = [(s.sequences[c.request], c) for c in chunks.written]
         decodes: list[tuple[Sequence, Chunk | None]] = [*written[: chunks.leading]]
+        for seq in [s.sequences[request] for request in outcome.failed]:
+            if seq.since is not None:
+                s.cruise.call(seq)
+                s.wake_up([seq])
         if chunks.inside:
             s.counters.computed_output_tokens += chunks.inside * outcome.repeats
             gone = s.cruise.advance(outcome.sampled, outcome.repeats, outcome.stopped)
@@ -78,9 +82,9 @@ class Committer:
     def _cruised(self, seq: Sequence, outcome: StepOutcome, every: bool) -> Progress | None:
         """A decode that has left the cruise."""
         s, request = self._s, seq.request
-        if seq.aborted:
+        if seq.aborted or request.id in outcome.failed:
             seq.computed_total += outcome.repeats
-            return s.end(seq, Finish.ABORT)
+            return self._cut_short(seq, outcome)
         if request.id in outcome.stopped:
             return s.end(seq, Finish.STOP, tk.last(seq.last))
         if seq.outputs >= request.max_tokens:
@@ -95,8 +99,8 @@ class Committer:
         stop = seq.computed = seq.highest = start + outcome.repeats
         seq.computed_total += outcome.repeats
         s.counters.computed_output_tokens += outcome.repeats
-        if seq.aborted:
-            return s.end(seq, Finish.ABORT)
+        if seq.aborted or seq.request.id in outcome.failed:
+            return self._cut_short(seq, outcome)
         token, finish = self._sampled(seq, outcome)
         if finish is not None:
             return s.end(seq, finish, token)
@@ -116,8 +120,8 @@ class Committer:
         done = not seq.prefilling
         if done and s.emit.wants(ev.PrefillDone):
             s.emit(ev.PrefillDone(s.now, seq.request.id, seq.cached, seq.computed_total))
-        if seq.aborted:
-            return s.end(seq, Finish.ABORT)
+        if seq.aborted or seq.request.id in outcome.failed:
+            return self._cut_short(seq, outcome)
         token: int | None = None
         if chunk.samples:
             token, finish = self._sampled(seq, outcome)
@@ -131,6 +135,13 @@ class Committer:
             s.release_flight(seq)
         self._trust(seq)
         return None if token is None else progress_of(seq, token)
+
+    def _cut_short(self, seq: Sequence, outcome: StepOutcome) -> Progress:
+        """The end of a request that the step gives no token: it was aborted, or its row could not be
+        sampled."""
+        if seq.aborted:
+            return self._s.end(seq, Finish.ABORT)
+        return self._s.end(seq, Finish.ERROR, error=outcome.failed[seq.request.id])
 
     def _sampled(self, seq: Sequence, outcome: StepOutcome) -> tuple[int, Finish | None]:
         request = seq.request
@@ -261,7 +272,8 @@ def _check(plan: StepPlan, outcome: StepOutcome) -> None:
         raise ProtocolError(f"step {plan.step} may run {plan.repeat} times, not {outcome.repeats}")
     if isinstance(outcome.sampled, Transcript):
         return
-    missing = [c.request for c in plan.chunks if c.samples and c.request not in outcome.sampled]
+    told = outcome.sampled, outcome.failed
+    missing = [c.request for c in plan.chunks if c.samples and not any(c.request in one for one in told)]
     if missing:
         raise ProtocolError(f"no sampled token for {', '.join(missing)}")
     if outcome.repeats == 1:
