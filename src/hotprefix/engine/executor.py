@@ -47,10 +47,10 @@ class Unsampled:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """sampled: for each chunk with `samples`, a token or why there is none. prompt_logprobs: for requests that asked, the entries of
-    the prompt positions whose logits this step computed, in order (position p's logits score token
-    p + 1; the first prompt token has none and gets no entry). restore_s: seconds that the plan's copies
-    from L2 took."""
+    """sampled: for each chunk with `samples`, a token or why there is none. prompt_logprobs: for requests
+    that asked, the entries of the prompt positions whose logits this step computed, in order (position p's
+    logits score token p + 1; the first prompt token has none and gets no entry). restore_s: seconds that
+    the plan's copies from L2 took."""
 
     sampled: Mapping[RequestId, Sampled | Unsampled]
     prompt_logprobs: Mapping[RequestId, Sequence[TokenLogprob]] = field(default_factory=dict)

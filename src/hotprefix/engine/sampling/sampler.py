@@ -2,8 +2,9 @@
 
 Rules: a request's token depends on its own logits, settings, ids and seed only, never on its batch
 mates or its row; a row that cannot be sampled says so and is as it was, and the others have their
-tokens. A call that raises was a wrong call, and no state has changed then. State lives from `start` to `finish` and survives retractions. The mathematics runs on the host, a row at a
-time; rows that want plain greedy cost their share of one argmax and nothing else.
+tokens. A call that raises was a wrong call, and no state has changed then. State lives from `start` to
+`finish` and survives retractions. The mathematics runs on the host, a row at a time; rows that want
+plain greedy cost their share of one argmax and nothing else.
 """
 
 from __future__ import annotations
