@@ -77,21 +77,29 @@ def structured_output(
 Found = list[tuple[str, StructuredOutput]]
 
 
+# The field of a response_format that belongs to its type; the others may not be given.
+FIELD_OF = {"json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}
+
+
 def _from_response_format(body: Generation) -> Found:
     wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
         return []
-    name = "response_format"
-    if wanted.type == "json_object":
-        return [(name, StructuredOutput("json_object", ""))]
-    if wanted.type == "json_schema":
-        if wanted.json_schema is None:
-            raise InputError("response_format.json_schema is missing", param="response_format.json_schema")
-        return [(name, StructuredOutput("json_schema", _text(wanted.json_schema.schema_)))]
-    spec = wanted.pattern if wanted.type == "regex" else wanted.grammar
-    if spec is None:
-        field = "pattern" if wanted.type == "regex" else "grammar"
-        raise InputError(f"response_format.{field} is missing", param=f"response_format.{field}")
+    name, own = "response_format", FIELD_OF.get(wanted.type)
+    given = {field for field in FIELD_OF.values() if getattr(wanted, field) is not None}
+    if own is not None and own not in given:
+        raise InputError(f"{name}.{own} is missing: type {wanted.type} needs it", param=f"{name}.{own}")
+    for field in sorted(given - {own}):
+        raise InputError(
+            f"{name}.{field} is given, but type is {wanted.type}: leave it out, or give the type it belongs to",
+            param=f"{name}.{field}",
+        )
+    if wanted.type == "text":
+        return []
+    if wanted.json_schema is not None:
+        spec = _text(wanted.json_schema.schema_)
+    else:
+        spec = wanted.pattern or wanted.grammar or ""
     return [(name, StructuredOutput(wanted.type, spec))]
 
 
@@ -117,11 +125,18 @@ def _from_structured_outputs(body: Generation) -> Found:
         ("json_object", "json_object", "" if wanted.json_object else None),
     )
     prefix = "structured_outputs"
-    return [
+    found = [
         (f"{prefix}.{name}", StructuredOutput(kind, _text(spec)))
         for name, kind, spec in given
         if spec is not None
     ]
+    if not found:
+        names = ", ".join(name for name, _, _ in given)
+        raise InputError(
+            f"{prefix} constrains nothing: give one of {names} (json_object as true), or leave it out",
+            param=prefix,
+        )
+    return found
 
 
 def _text(spec: Any) -> str:

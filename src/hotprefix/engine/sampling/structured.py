@@ -20,6 +20,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.sampling.json_schema import JSON_OPTIONS, adapted
 from hotprefix.errors import HotprefixError, InputError
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ MAX_SPEC_CHARS = 200_000
 _PARAM = "response_format"
 _KEPT_GRAMMARS = 64
 _TRIED_TOKENS = 4
-# Between two JSON tokens; bounded, because a small model may put out blanks for ever.
-_JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{0,20}"}
 
 
 @dataclass(frozen=True)
@@ -124,24 +123,22 @@ def grammar_text(structured: StructuredOutput) -> str:
         raise InputError(
             f"{structured.kind} of {len(spec)} characters: give at most {MAX_SPEC_CHARS}", param=_PARAM
         )
-    match structured.kind:
-        case "json_object":
-            return str(LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
-        case "json_schema":
-            if not isinstance(_json(structured), dict):
-                raise InputError("json_schema: give an object", param=_PARAM)
-            return str(LLMatcher.grammar_from_json_schema(spec, overrides=_JSON_OPTIONS))
-        case "regex":
-            return str(LLMatcher.grammar_from_regex(spec))
-        case "grammar" | "lark":
-            return str(LLMatcher.grammar_from_lark(spec))
-        case "choice":
-            return str(LLMatcher.grammar_from_lark(_choices(structured)))
-    raise InputError(
-        f"structured output of kind {structured.kind!r}: give json_schema, json_object, regex, grammar, "
-        "lark or choice",
-        param=_PARAM,
-    )
+    make = _GRAMMARS.get(structured.kind)
+    if make is None:
+        known = ", ".join(_GRAMMARS)
+        raise InputError(f"structured output of kind {structured.kind!r}: give one of {known}", param=_PARAM)
+    try:
+        return str(make(structured))
+    except (ValueError, RecursionError) as error:  # a lone surrogate, a number that is none, a deep schema
+        raise _refusal(structured, str(error)) from None
+
+
+def _schema(structured: StructuredOutput) -> str:
+    schema = _json(structured)
+    if not isinstance(schema, dict):
+        raise InputError(f"json_schema is {type(schema).__name__}: give an object", param=_PARAM)
+    text = json.dumps(adapted(schema), ensure_ascii=False, allow_nan=False)
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
 
 
 def _choices(structured: StructuredOutput) -> str:
@@ -151,6 +148,16 @@ def _choices(structured: StructuredOutput) -> str:
     # One terminal: as rules each option would be an item of the parser's row, which holds 2000.
     quoted = (json.dumps(option, ensure_ascii=False).replace("\x7f", r"\u007f") for option in options)
     return "start: CHOICE\nCHOICE: " + " | ".join(quoted)
+
+
+_GRAMMARS: dict[str, Callable[[StructuredOutput], str]] = {
+    "json_schema": _schema,
+    "json_object": lambda _: LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=JSON_OPTIONS),
+    "regex": lambda given: LLMatcher.grammar_from_regex(given.spec),
+    "grammar": lambda given: LLMatcher.grammar_from_lark(given.spec),
+    "lark": lambda given: LLMatcher.grammar_from_lark(given.spec),
+    "choice": lambda given: LLMatcher.grammar_from_lark(_choices(given)),
+}
 
 
 def _json(structured: StructuredOutput) -> Any:

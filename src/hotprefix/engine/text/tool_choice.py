@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.sampling.json_schema import JSON_OPTIONS, adapted
 from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.engine.text.tools import OPENERS, ToolFormat
 from hotprefix.errors import InputError
@@ -66,8 +67,17 @@ def _grammar(
     for i, function in enumerate(functions):
         head = before % json.dumps(function["name"], ensure_ascii=False)
         calls.append(f"{call_head}{_text(head)} arguments_{i} {_text(after)}")
-        rules.append(f"arguments_{i}: %json {json.dumps(function.get('parameters') or _ANY)}")
+        rules.append(f"arguments_{i}: %json {_arguments(function)}")
     return "\n".join([f"start: {start}", f"call: {' | '.join(calls)}", *rules])
+
+
+def _arguments(function: Mapping[str, Any]) -> str:
+    """The schema of a function's arguments. Raises InputError where it cannot be written as JSON."""
+    schema = adapted(function.get("parameters") or _ANY) | {"x-guidance": JSON_OPTIONS}
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise InputError(f"the parameters of {function['name']!r}: {error}", param="tools") from None
 
 
 def _mark(text: str, tokenizer: Tokenizer) -> str:
