@@ -43,12 +43,13 @@ class Live:
 
     __slots__ = (
         "admitted", "deadline", "first", "last", "logprobs", "message", "outputs", "prompt_logprobs",
-        "reused", "stop_reason", "submitted", "text", "token", "unsent",
+        "reused", "stop_ids", "stop_reason", "submitted", "text", "token", "unsent",
     )  # fmt: skip
 
     def __init__(self, message: Generate, text: OutputText, now: float) -> None:
         self.message = message
         self.text = text
+        self.stop_ids = frozenset(message.params.stop_token_ids)
         self.submitted = now
         self.deadline = None if message.deadline is None else now + message.deadline
         self.admitted: float | None = None
@@ -84,7 +85,7 @@ class Live:
     def _stops(self, token: int, eos: Collection[int]) -> bool:
         params = self.message.params
         if self.outputs >= params.min_tokens:
-            named = token in params.stop_token_ids
+            named = token in self.stop_ids
             if named or (token in eos and not params.ignore_eos):
                 self.stop_reason = token if named else None
                 if params.include_stop:
@@ -142,11 +143,13 @@ def output_limit(message: Generate, info: EngineInfo) -> int:
         raise InputError("the prompt is empty: give at least one token", param="prompt")
     room = limit - length
     wanted = message.params.max_tokens
-    if room < max(1, wanted or 1):
-        asked = "at least 1 output" if wanted is None else f"max_tokens={wanted}"
+    least = max(1, message.params.min_tokens)
+    if room < (least if wanted is None else wanted):
+        asked = f"at least {least} output{'s' * (least > 1)}" if wanted is None else f"max_tokens={wanted}"
+        lower = "min_tokens" if wanted is None and least > 1 else "max_tokens"
         raise ContextLengthExceeded(
             f"the prompt has {length} tokens and {asked} was asked for; the context is {limit} tokens: "
-            f"shorten the prompt or lower max_tokens",
-            param="prompt" if room < 1 else "max_tokens",
+            f"shorten the prompt or lower {lower}",
+            param="prompt" if room < 1 else lower,
         )
     return wanted if wanted is not None else room

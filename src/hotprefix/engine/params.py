@@ -7,6 +7,7 @@ the field, vLLM's otherwise.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,10 @@ from hotprefix.errors import InputError
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_STOP_CHARS = 4096
+MAX_LISTED_TOKENS = 4096
+# A logit divided by less overflows: with 1e-38 every repeated token's logit is infinite.
+MIN_REPETITION_PENALTY = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class SamplingParams:
     index) alone, independent of batch mates. logprobs: number of top entries wanted (None = none,
     0 = the sampled token's only). prompt_logprobs likewise for the prompt. min_tokens: end tokens
     and stops are held back before that many outputs. max_tokens None = what the context leaves.
+    repetition_penalty below 1 favours what was said. stop, stop_token_ids and logit_bias are bounded
+    (`MAX_STOPS`, `MAX_STOP_CHARS`, `MAX_LISTED_TOKENS`), because each output token costs what they hold.
     Raises InputError.
     """
 
@@ -62,7 +69,7 @@ class SamplingParams:
         _number("temperature", self.temperature, 0.0, 2.0)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _whole("top_k", self.top_k, 0, None)
@@ -78,17 +85,37 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+        self._check_stops()
+        for name, listed in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            if len(listed) > MAX_LISTED_TOKENS:
+                raise InputError(
+                    f"{name} holds {len(listed)} token ids: give at most {MAX_LISTED_TOKENS}", param=name
+                )
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0, None)
+        for token, bias in self.logit_bias.items():
+            _whole("logit_bias", token, 0, None)
+            _number(f"logit_bias[{token}]", bias, -100.0, 100.0, param="logit_bias")
+
+    def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS or any(not isinstance(s, str) or not s for s in self.stop):
             empty = ", an empty one" if "" in self.stop else ""
             raise InputError(
                 f"stop holds {len(self.stop)} strings{empty}: give at most {MAX_STOPS}, none of them empty",
                 param="stop",
             )
-        for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, 0, None)
-        for token, bias in self.logit_bias.items():
-            _whole("logit_bias", token, 0, None)
-            _number(f"logit_bias[{token}]", bias, -100.0, 100.0, param="logit_bias")
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_CHARS:
+            raise InputError(
+                f"stop holds a string of {longest} characters: give at most {MAX_STOP_CHARS}", param="stop"
+            )
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same settings with another seed (64-bit, signed), not checked again: a request's choices
+        would cost as many times what its longest list costs."""
+        copied = copy.copy(self)
+        object.__setattr__(copied, "seed", seed)
+        return copied
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise InputError where a token id lies outside [0, vocab_size) (handed case 144)."""

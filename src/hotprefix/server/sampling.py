@@ -6,7 +6,6 @@ engine. The n choices of a prompt have seeds that follow from the given one, the
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
@@ -55,8 +54,10 @@ def sampling_params(
 
 
 def _token_id(key: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,10}", key):
-        raise InputError(f"logit_bias key {key[:40]!r}: give a token id", param="logit_bias")
+    if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key):
+        raise InputError(
+            f"logit_bias key {key[:40]!r}: give a token id without leading zeros", param="logit_bias"
+        )
     return int(key)
 
 
@@ -91,7 +92,7 @@ def _from_response_format(body: Generation) -> Found:
         raise InputError(f"{name}.{own} is missing: type {wanted.type} needs it", param=f"{name}.{own}")
     for field in sorted(given - {own}):
         raise InputError(
-            f"{name}.{field} is given, but type is {wanted.type}: leave it out, or give the type it belongs to",
+            f"{name}.{field} is given, but type is {wanted.type}: leave it out, or give its type",
             param=f"{name}.{field}",
         )
     if wanted.type == "text":
@@ -193,4 +194,4 @@ def _with_seed(params: SamplingParams, choice: int) -> SamplingParams:
     if params.seed is None or choice == 0:
         return params
     digest = hashlib.blake2b(f"{params.seed}:{choice}".encode(), digest_size=8).digest()
-    return dataclasses.replace(params, seed=int.from_bytes(digest) & MASK_63)
+    return params.with_seed(int.from_bytes(digest) & MASK_63)

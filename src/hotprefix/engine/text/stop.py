@@ -2,7 +2,8 @@
 
 Rules: text is held back exactly as long as it could still be the beginning of a stop string, and let
 go the moment it cannot (handed case 87). The stop that is complete first wins, the longest of those
-that are complete at the same character; so the outcome does not depend on how the text was cut.
+that are complete at the same character; so the outcome does not depend on how the text was cut. A
+character costs the same however long a stop string is and however much of it is held.
 """
 
 from __future__ import annotations
@@ -14,39 +15,52 @@ class StopMatcher:
     """Looks for `stops` (none empty) in the text pushed. include: show the stop string itself."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = tuple(stops)
+        self._patterns = [_Pattern(stop) for stop in stops]
         self._include = include
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
         """(text that may be shown, the stop string that is now complete). After a stop nothing more
         comes out, and nothing may be pushed."""
-        text = self._held + text
-        self._held = ""
-        found = min(
-            ((at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0),
-            default=None,
-        )
-        if found is not None:
-            end, start, stop = found
-            return text[: end if self._include else start], stop
-        keep = self._possible(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
+        if not self._patterns:
+            return text, None
+        before = len(self._held)
+        shown = self._held + text
+        for at, character in enumerate(text, start=before + 1):
+            complete = [p.text for p in self._patterns if p.takes(character)]
+            if complete:
+                stop = max(complete, key=len)
+                self._held = ""
+                return shown[: at if self._include else at - len(stop)], stop
+        keep = max(pattern.matched for pattern in self._patterns)
+        self._held = shown[len(shown) - keep :]
+        return shown[: len(shown) - keep], None
 
     def flush(self) -> str:
         """What was held: the text has ended, so no stop string will be complete any more."""
         text, self._held = self._held, ""
         return text
 
-    def _possible(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        return max(
-            (
-                n
-                for stop in self._stops
-                for n in range(min(len(stop) - 1, len(text)), 0, -1)
-                if text.endswith(stop[:n])
-            ),
-            default=0,
-        )
+
+class _Pattern:
+    """One stop string against the text so far (Knuth, Morris and Pratt). matched: how many characters at
+    the text's end are the string's first ones. shorter[n]: the next shorter such match within n."""
+
+    __slots__ = ("_shorter", "matched", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._shorter = [0, 0]
+        for character in text[1:]:
+            self._shorter.append(self._extended(self._shorter[-1], character))
+
+    def _extended(self, matched: int, character: str) -> int:
+        while matched and self.text[matched] != character:
+            matched = self._shorter[matched]
+        return matched + (self.text[matched] == character)
+
+    def takes(self, character: str) -> bool:
+        """Go on by one character; True where the string is complete with it."""
+        self.matched = self._extended(self.matched, character)
+        return self.matched == len(self.text)
