@@ -184,13 +184,16 @@ BAD = [
     ("lark", "start: " + " | ".join(f'"a{i}"' for i in range(3000)), "3001 items"),
     ("json_schema", {"type": "object", "properties": {f"k{i}": {} for i in range(3000)}}, "items"),
     ("regex", "a" * (MAX_SPEC_CHARS + 1), "characters"),
+    ("regex", "((a{1,100}){1,100}){1,100}", "nested repeats"),
+    ("json_schema", {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"}, "nested repeats"),
+    ("lark", "start: /((a{1,100}){1,100}){1,100}/", "nested repeats"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "spec", "message"), BAD)
 def test_bad_grammars_are_refused_with_the_reason(kind: str, spec: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        compiler().compile(make(kind, spec))
+        compiler().check(make(kind, spec))
     assert caught.value.param == "response_format"
     assert "\n" not in caught.value.message
 
@@ -259,3 +262,26 @@ def test_logits_that_leave_nothing_the_grammar_allows_are_an_error() -> None:
     assert isinstance(none, Unsampled)
     assert "no token is allowed" in none.error
     assert sampler.sample(["a"], torch.zeros(1, V))[0].token == ord("a")
+
+
+def test_a_grammar_that_passes_the_check_and_fails_in_a_late_step_ends_its_own_row() -> None:
+    """The library's own limit, at a token that no check reaches."""
+    structured = make("regex", "[b-c]{60}((a{1,100}){1,100}){1,100}")
+    compiler().check(structured)
+    sampler, alone = Sampler(V, compiler=compiler()), Sampler(V)
+    bias = {ord("a"): 100.0, 258: -100.0}
+    sampler.start("a", [1], SamplingParams(structured=structured, seed=1, logit_bias=bias))
+    for one in (sampler, alone):
+        one.start("b", [1], SamplingParams(seed=2, frequency_penalty=0.5))
+    rng, failed = np.random.default_rng(3), []
+    for step in range(150):
+        x = torch.from_numpy(rng.normal(0, 2, (2, V)).astype(np.float32))
+        first, second = sampler.sample(["a", "b"], x)
+        assert [second] == alone.sample(["b"], x[1:])
+        if isinstance(first, Unsampled):
+            failed.append(step)
+            assert "too many expressions" in first.error
+    assert failed
+    assert failed == list(range(failed[0], 150)), "it stays failed"
+    again = compiler().compile(structured)
+    assert set(np.flatnonzero(again.allowed())) == {*b"bc"}, "and nobody else's grammar has"

@@ -113,11 +113,11 @@ def test_the_checkers_process_and_the_engine_agree(tokenizer: Tokenizer, checker
         forced,
     ]
     for structured in good:
-        compiler.compile(structured)
+        compiler.check(structured)
         checker.check(structured)
     for structured in (StructuredOutput("regex", "(a"), StructuredOutput("choice", "[]")):
         verdicts = []
-        for judge in (compiler.compile, checker.check):
+        for judge in (compiler.check, checker.check):
             with pytest.raises(InputError) as refused:
                 judge(structured)
             verdicts.append(refused.value.message)
@@ -160,7 +160,7 @@ def test_a_byte_that_no_token_has_is_refused() -> None:
     compiler = Compiler(Vocabulary.of(tokenizer, 49152))
     for text in (lacking, "yes" + lacking):
         with pytest.raises(InputError, match="choice"):
-            compiler.compile(StructuredOutput("choice", json.dumps([text])))
+            compiler.check(StructuredOutput("choice", json.dumps([text])))
 
 
 def test_it_can_be_sent_to_another_process(tokenizer: Tokenizer) -> None:

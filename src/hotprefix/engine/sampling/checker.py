@@ -1,20 +1,23 @@
-"""Refusing grammars that cost too much. Owns: `GrammarChecker` and the small process it keeps.
+"""Refusing grammars that cost too much. Owns: `GrammarChecker`, its verdicts and the small process it keeps.
 
 Rules: a hostile schema can make the compiler run for minutes and take all memory, and a thread cannot
 be stopped; so each new grammar is first compiled in a process of its own, under limits of processor
 time, memory and wall time, and only what passes reaches an engine. The process starts with the first
-grammar, serves all that follow, and is replaced after one that broke it. Verdicts are kept.
+grammar, serves all that follow, and is replaced after one that broke it. Verdicts are kept, and one that is
+known waits for no check.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import pickle
 import subprocess
 import sys
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from hotprefix.engine.params import StructuredOutput
 from hotprefix.engine.sampling.structured import Compiler, Vocabulary
@@ -24,36 +27,62 @@ MAX_CPU_S = 1.0
 MAX_WALL_S = 5.0
 MAX_MEMORY = 2 << 30
 _START_WALL_S = 60.0
-_KEPT_VERDICTS = 256
+_KEPT_VERDICTS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a check. problem: why the grammar is refused, None where it is good. cost_s: processor
+    time that the check took."""
+
+    problem: str | None
+    cost_s: float
 
 
 class GrammarChecker:
-    """Checks grammars for one vocabulary. Thread-safe; `check` blocks, so call it off the event loop."""
+    """Checks grammars for one vocabulary. Thread-safe; all but `known` block, so call them off the event
+    loop."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._lock = threading.Lock()
+        self._checking = threading.Lock()  # the process answers one question at a time
         self._process: subprocess.Popen[bytes] | None = None
-        self._verdicts: OrderedDict[StructuredOutput, str | None] = OrderedDict()
+        self._table = threading.Lock()
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    def known(self, structured: StructuredOutput) -> Verdict | None:
+        """The verdict on a grammar that was judged before; waits for nothing that takes time."""
+        key = _key(structured)
+        with self._table:
+            verdict = self._verdicts.get(key)
+            if verdict is not None:
+                self._verdicts.move_to_end(key)
+            return verdict
+
+    def judge(self, structured: StructuredOutput) -> Verdict:
+        """The verdict, kept for later."""
+        with self._checking:
+            verdict = self.known(structured)
+            if verdict is None:
+                verdict = self._judge(structured)
+                with self._table:
+                    self._verdicts[_key(structured)] = verdict
+                    if len(self._verdicts) > _KEPT_VERDICTS:
+                        self._verdicts.popitem(last=False)
+            return verdict
 
     def check(self, structured: StructuredOutput) -> None:
-        """Return where the grammar compiles within the limits. Raises InputError."""
-        with self._lock:
-            if structured not in self._verdicts:
-                self._verdicts[structured] = self._judge(structured)
-                if len(self._verdicts) > _KEPT_VERDICTS:
-                    self._verdicts.popitem(last=False)
-            self._verdicts.move_to_end(structured)
-            problem = self._verdicts[structured]
-        if problem is not None:
-            raise InputError(problem, param="response_format")
+        """Return if the grammar compiles within the limits. Raises InputError."""
+        verdict = self.known(structured) or self.judge(structured)
+        if verdict.problem is not None:
+            raise InputError(verdict.problem, param="response_format")
 
     def close(self) -> None:
         """End the process; a later check starts another."""
-        with self._lock:
+        with self._checking:
             self._stop()
 
-    def _judge(self, structured: StructuredOutput) -> str | None:
+    def _judge(self, structured: StructuredOutput) -> Verdict:
         limits = f"{MAX_CPU_S:g} s or {MAX_MEMORY >> 20} MiB"
         too_much = f"{structured.kind} takes more than {limits} to compile: simplify it"
         if self._process is None or self._process.poll() is not None:
@@ -62,8 +91,8 @@ class GrammarChecker:
             problem, seconds = self._ask(structured, MAX_WALL_S)
         except (OSError, EOFError, pickle.UnpicklingError):
             self._stop()
-            return too_much
-        return too_much if problem is None and seconds > MAX_CPU_S else problem
+            return Verdict(too_much, MAX_WALL_S)
+        return Verdict(too_much if problem is None and seconds > MAX_CPU_S else problem, seconds)
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
@@ -101,6 +130,12 @@ class GrammarChecker:
             process.communicate()
 
 
+def _key(structured: StructuredOutput) -> bytes:
+    """Which grammar it is, in a few bytes: a schema may have 200,000 characters."""
+    text = f"{structured.kind}:{structured.spec}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
 def _serve() -> None:
     """The process: a `Vocabulary`, then one grammar after the other. Answers are (problem, CPU seconds)."""
     _limit_memory()
@@ -111,9 +146,13 @@ def _serve() -> None:
         while True:
             start, problem = time.process_time(), None
             try:
-                compiler.compile(structured)
+                compiler.check(structured)
             except InputError as error:
                 problem = error.message
+            except MemoryError:
+                return  # what is left of this process is not to be trusted
+            except Exception as error:  # an input must not be able to cost everybody a new process
+                problem = f"{structured.kind} cannot be used: {error}"
             pickle.dump((problem, time.process_time() - start), sink)
             sink.flush()
             structured = pickle.load(source)

@@ -1,8 +1,8 @@
 """Grammars the output must follow. Owns: compiling a `StructuredOutput` and the mask of allowed tokens.
 
 Rules: llguidance does the parsing; a grammar is compiled once and copied for each request that wants
-it (n > 1, repeated schemas). Everything wrong with a schema is an InputError when it is compiled; a
-grammar that exceeds its limits later raises for that request alone. No torch here: the checker's
+it (n > 1, repeated schemas). What is wrong with a schema is an InputError when it is compiled or checked;
+a grammar that exceeds the same limits later raises for that request alone. No torch here: the checker's
 process (checker.py) imports this module.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 MAX_SPEC_CHARS = 200_000
 _PARAM = "response_format"
 _KEPT_GRAMMARS = 64
-_TRIED_TOKENS = 4
+WALKED_TOKENS = 48
+Sizes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -76,42 +79,88 @@ class Constraint:
 
 
 class Compiler:
-    """Compiles grammars for one vocabulary; used by one thread."""
+    """Compiles grammars for one vocabulary. Thread-safe: what one thread compiles holds up no other that
+    wants something else."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # of the table
+        self._loading = threading.Lock()  # of the tokenizer
 
     def compile(self, structured: StructuredOutput) -> Constraint:
         """A fresh constraint at the grammar's start. Raises InputError."""
-        matcher = self._compiled.get(structured)
+        return Constraint(self._matcher(structured).deep_copy(), self._vocabulary.size)
+
+    def has(self, structured: StructuredOutput) -> bool:
+        """Whether `compile` would give it at once."""
+        return self._get(structured) is not None
+
+    def check(self, structured: StructuredOutput) -> None:
+        """Compile, and go some steps into the grammar under the limits that every step of a request has.
+        Raises InputError for what fails then."""
+        matcher = self._matcher(structured)
+        for prefer in (_shortest, _longest):
+            if problem := _walked(matcher.deep_copy(), self._sizes, prefer):
+                raise _refusal(structured, problem)
+
+    def _matcher(self, structured: StructuredOutput) -> LLMatcher:
+        matcher = self._get(structured)
         if matcher is None:
-            matcher = self._compiled[structured] = self._build(structured)
-            if len(self._compiled) > _KEPT_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(structured)
-        return Constraint(matcher.deep_copy(), self._vocabulary.size)
+            matcher = self._build(structured)
+            with self._lock:
+                self._compiled[structured] = matcher
+                if len(self._compiled) > _KEPT_GRAMMARS:
+                    self._compiled.popitem(last=False)
+        return matcher
+
+    def _get(self, structured: StructuredOutput) -> LLMatcher | None:
+        with self._lock:
+            matcher = self._compiled.get(structured)
+            if matcher is not None:
+                self._compiled.move_to_end(structured)
+            return matcher
 
     def _build(self, structured: StructuredOutput) -> LLMatcher:
         grammar = grammar_text(structured)
-        if self._tokenizer is None:
-            self._tokenizer = _ll_tokenizer(self._vocabulary)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_limits())
-        if problem := _trial(matcher.deep_copy(), self._vocabulary.size):
-            raise _refusal(structured, problem)
+        with self._loading:
+            tokenizer = self._tokenizer
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise _refusal(structured, matcher.get_error())
         return matcher
 
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return _ll_tokenizer(self._vocabulary)
 
-def _trial(matcher: LLMatcher, size: int) -> str:
-    """What goes wrong in the first steps, "" for nothing. Some faults show in a mask only, and limits on what
-    may come next in the one after a token."""
-    for _ in range(_TRIED_TOKENS):
+    @cached_property
+    def _sizes(self) -> Sizes:
+        """Bytes of each id's text, [V]."""
+        v = self._vocabulary
+        sizes = np.zeros(v.size, dtype=np.int64)
+        sizes[: len(v.tokens)] = [len(token) for token in v.tokens]
+        return sizes
+
+
+def _shortest(sizes: Sizes) -> int:
+    """The last of them: a letter, not the quotation mark that would end a string."""
+    return int(np.flatnonzero(sizes == sizes.min())[-1])
+
+
+def _longest(sizes: Sizes) -> int:
+    return int(sizes.argmax())
+
+
+def _walked(matcher: LLMatcher, sizes: Sizes, prefer: Callable[[Sizes], int]) -> str:
+    """What goes wrong in the first steps of an output of tokens of that size, "" for nothing. Many faults
+    show in a mask only, and a nested repeat exceeds the limits after some dozens of short tokens."""
+    for _ in range(WALKED_TOKENS):
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little", count=size))
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little", count=sizes.size))
         if matcher.is_error() or matcher.is_stopped() or not len(allowed):
             break
-        if not matcher.consume_token(int(allowed[0])):
+        if not matcher.consume_token(int(allowed[prefer(sizes[allowed])])):
             break
     return str(matcher.get_error()) if matcher.is_error() else ""
 
@@ -173,7 +222,9 @@ def _refusal(structured: StructuredOutput, problem: str) -> InputError:
 
 def _one_line(problem: str) -> str:
     """llguidance's message without the parser's state and the call stack it may print after it."""
-    return " ".join(re.split("<state>|<backtrace>", problem)[0].split())[:300] or "unknown problem"
+    words = re.split("<state>|<backtrace>|<non-verbose/>", problem)[0]
+    hint = ": simplify it, nested repeats multiply" if "too many expressions" in words else ""
+    return (" ".join(words.split())[:300] or "unknown problem") + hint
 
 
 def _limits() -> LLParserLimits:
