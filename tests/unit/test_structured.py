@@ -283,5 +283,28 @@ def test_a_grammar_that_passes_the_check_and_fails_in_a_late_step_ends_its_own_r
             assert "too many expressions" in first.error
     assert failed
     assert failed == list(range(failed[0], 150)), "it stays failed"
-    again = compiler().compile(structured)
-    assert set(np.flatnonzero(again.allowed())) == {*b"bc"}, "and nobody else's grammar has"
+
+
+def test_a_request_that_brings_its_grammar_to_its_limits_harms_no_other_with_the_same_one() -> None:
+    """Copies of a compiled grammar share the library's lexer, and with it its failure."""
+    structured = make("regex", "[b-c]{60}((a{1,100}){1,100}){1,100}")
+    own = Compiler(Vocabulary.of(toy(CHATML), V))
+    bad, before = own.compile(structured), own.compile(structured)
+    for byte in b"bc" * 25:
+        before.advance(byte)
+
+    def fail() -> None:
+        for byte in b"b" * 60 + b"a" * 60:
+            bad.allowed()
+            bad.advance(byte)
+
+    with pytest.raises(HotprefixError, match="too many expressions"):
+        fail()
+    assert set(np.flatnonzero(before.allowed())) == {*b"bc"}, "one that is on its way"
+    for byte in b"bc" * 5:
+        before.advance(byte)
+    assert set(np.flatnonzero(before.allowed())) == {*b"a"}, "and is where it was"
+    later = own.compile(structured)
+    assert set(np.flatnonzero(later.allowed())) == {*b"bc"}, "one that comes later"
+    with pytest.raises(HotprefixError, match="too many expressions"):
+        bad.allowed()

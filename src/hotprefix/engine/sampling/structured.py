@@ -32,6 +32,7 @@ MAX_SPEC_CHARS = 200_000
 _PARAM = "response_format"
 _KEPT_GRAMMARS = 64
 WALKED_TOKENS = 48
+_TAKEN_AT_ONCE = 32
 Sizes = npt.NDArray[np.int64]
 
 
@@ -60,22 +61,42 @@ class Vocabulary:
 
 
 class Constraint:
-    """One request's place in its grammar."""
+    """One request's place in its grammar.
 
-    def __init__(self, matcher: LLMatcher, size: int) -> None:
+    Copies of a compiled grammar share the library's lexer, and what one of them does can bring it to its
+    limits for all. So one that fails goes its way again in a grammar of its own, which `renew` compiles,
+    and has failed only if it fails there.
+    """
+
+    def __init__(self, matcher: LLMatcher, size: int, renew: Callable[[], LLMatcher]) -> None:
         self._matcher = matcher
         self._size = size
+        self._renew = renew
+        self._shares = True
+        self._taken: list[int] = []
 
     def allowed(self) -> npt.NDArray[np.bool_]:
-        """Which ids may come next, bool [V]. Raises HotprefixError where the grammar exceeded a limit."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        """Which ids may come next, bool [V]. Raises HotprefixError if the grammar has exceeded a limit."""
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error() and self._shares:
+            self._go_again()
+            bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise HotprefixError(f"the grammar failed: {_one_line(self._matcher.get_error())}")
-        return np.unpackbits(bits, bitorder="little", count=self._size).astype(np.bool_)
+        mask = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little", count=self._size)
+        return mask.astype(np.bool_)
 
     def advance(self, token: int) -> bool:
         """Take an allowed token. True where nothing but an end may follow."""
+        self._taken.append(token)
         return bool(self._matcher.consume_token(token) and self._matcher.is_stopped())
+
+    def _go_again(self) -> None:
+        self._shares = False
+        self._matcher = self._renew()
+        for start in range(0, len(self._taken), _TAKEN_AT_ONCE):
+            self._matcher.compute_bitmask()  # gives a step's fuel, which the tokens taken then use up
+            self._matcher.consume_tokens(self._taken[start : start + _TAKEN_AT_ONCE])
 
 
 class Compiler:
@@ -90,7 +111,10 @@ class Compiler:
 
     def compile(self, structured: StructuredOutput) -> Constraint:
         """A fresh constraint at the grammar's start. Raises InputError."""
-        return Constraint(self._matcher(structured).deep_copy(), self._vocabulary.size)
+        matcher = self._matcher(structured)
+        return Constraint(
+            matcher.deep_copy(), self._vocabulary.size, lambda: self._renewed(structured, matcher)
+        )
 
     def has(self, structured: StructuredOutput) -> bool:
         """Whether `compile` would give it at once."""
@@ -99,7 +123,7 @@ class Compiler:
     def check(self, structured: StructuredOutput) -> None:
         """Compile, and go some steps into the grammar under the limits that every step of a request has.
         Raises InputError for what fails then."""
-        matcher = self._matcher(structured)
+        matcher = self._build(structured)
         for prefer in (_shortest, _longest):
             if problem := _walked(matcher.deep_copy(), self._sizes, prefer):
                 raise _refusal(structured, problem)
@@ -113,6 +137,13 @@ class Compiler:
                 if len(self._compiled) > _KEPT_GRAMMARS:
                     self._compiled.popitem(last=False)
         return matcher
+
+    def _renewed(self, structured: StructuredOutput, failed: LLMatcher) -> LLMatcher:
+        """One that shares nothing; who comes later shares nothing with the one that has failed either."""
+        with self._lock:
+            if self._compiled.get(structured) is failed:
+                del self._compiled[structured]
+        return self._build(structured)
 
     def _get(self, structured: StructuredOutput) -> LLMatcher | None:
         with self._lock:
