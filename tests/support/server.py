@@ -25,6 +25,7 @@ from hotprefix.engine.messages import (
     Usage,
 )
 from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.sampling.checker import Verdict
 from hotprefix.engine.text.tools import ToolFormat, ToolParser
 from hotprefix.errors import InputError
 from hotprefix.kernel.plan import Finish
@@ -65,10 +66,14 @@ class BytesText:
             raise InputError(f"no tool {choice}", param="tool_choice")
         return StructuredOutput("lark", f"{choice} {parallel}")
 
-    def check_grammar(self, structured: StructuredOutput) -> None:
+    def known_grammar(self, structured: StructuredOutput) -> Verdict | None:
+        return None
+
+    def judge_grammar(self, structured: StructuredOutput) -> Verdict:
         if structured.spec == "too hard":
-            raise InputError("the grammar is too hard", param="response_format")
+            return Verdict("the grammar is too hard", 1.0)
         self.checked.append(structured)
+        return Verdict(None, 0.01)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())

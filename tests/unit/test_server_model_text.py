@@ -65,9 +65,12 @@ def test_case_42_tools_in_another_order_are_another_prompt_and_the_same_order_th
 
 
 def test_a_grammar_that_is_wrong_is_refused(text: ModelText) -> None:
-    text.check_grammar(StructuredOutput("regex", "a+"))
-    with pytest.raises(InputError, match="regex"):
-        text.check_grammar(StructuredOutput("regex", "(a"))
+    good, bad = StructuredOutput("regex", "a+"), StructuredOutput("regex", "(a")
+    assert text.known_grammar(good) is text.known_grammar(bad) is None
+    assert text.judge_grammar(good).problem is None
+    assert "regex" in (text.judge_grammar(bad).problem or "")
+    assert text.known_grammar(good) == text.judge_grammar(good)
+    assert text.known_grammar(bad) == text.judge_grammar(bad)
 
 
 def test_a_model_that_is_not_there_is_an_input_error(tmp_path: Path) -> None:

@@ -135,6 +135,13 @@ def tenant(key: bytes) -> str:
     return hmac.new(key, b"hotprefix cache namespace", hashlib.sha256).hexdigest()
 
 
+def payer(config: ServerConfig, headers: Headers, peer: str) -> str:
+    """Whom the work for a request is charged to: its API key, whether keys are isolated or not; the peer's
+    address if there are no keys. headers: of a request that was let in."""
+    key = _bearer(headers) if config.key_digests else None
+    return f"peer {peer}" if key is None else f"key {tenant(key)}"
+
+
 def salt(owner: str | None, cache_salt: str | None) -> str | None:
     """Namespace salt of a request. JSON keeps the parts apart: no two pairs give the same text."""
     if owner is None and cache_salt is None:

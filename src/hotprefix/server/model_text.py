@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.params import StructuredOutput
-from hotprefix.engine.sampling.checker import GrammarChecker
+from hotprefix.engine.sampling.checker import GrammarChecker, Verdict
 from hotprefix.engine.sampling.structured import Vocabulary
 from hotprefix.engine.text.template import ChatTemplate
 from hotprefix.engine.text.tokenizer import Tokenizer
@@ -74,5 +74,8 @@ class ModelText:
     def forced_calls(self, tools: Tools, choice: str, *, parallel: bool) -> StructuredOutput | None:
         return forced_calls(self._format, tools, choice, self._tokenizer, parallel=parallel)
 
-    def check_grammar(self, structured: StructuredOutput) -> None:
-        self._checker.check(structured)
+    def known_grammar(self, structured: StructuredOutput) -> Verdict | None:
+        return self._checker.known(structured)
+
+    def judge_grammar(self, structured: StructuredOutput) -> Verdict:
+        return self._checker.judge(structured)

@@ -6,7 +6,6 @@ is large.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +15,18 @@ from starlette.responses import Response
 
 from hotprefix.engine.messages import EngineInfo
 from hotprefix.errors import EngineDead, InputError
-from hotprefix.server import chat, completions
+from hotprefix.server import chat, completions, guard
 from hotprefix.server.answer import Answer, Choice
 from hotprefix.server.bodies import off_loop, parse, read_body
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
-from hotprefix.server.generation import Engine, GenerationResponse
+from hotprefix.server.generation import Engine, GenerationResponse, while_there
 from hotprefix.server.guard import TENANT, Gate, salt
 from hotprefix.server.metrics import Metrics
 from hotprefix.server.sampling import check_length, requests_for, sampling_params, structured_output
 from hotprefix.server.schemas import Chat, Completion, Generation
 from hotprefix.server.text import Text
+from hotprefix.server.turns import Turns
 
 DETAILS_HEADER = "x-cached-tokens-details"
 
@@ -40,7 +40,13 @@ class Service:
     text: Text | None = None
     gate: Gate = field(default_factory=Gate)
     metrics: Metrics = field(default_factory=Metrics)
-    _grammars: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _turns: Turns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._turns = Turns(
+            lambda grammar: self.ready()[0].known_grammar(grammar),
+            lambda grammar: self.ready()[0].judge_grammar(grammar),
+        )
 
     def ready(self) -> tuple[Text, EngineInfo]:
         """Raises EngineDead while loading, ApiError 503 while draining."""
@@ -76,11 +82,10 @@ class Service:
         answer, stream = await off_loop(len(raw), lambda: prepare(request, raw))
         structured = answer.requests[0].params.structured
         if structured is not None:
-            async with self._grammars:  # one at a time: others must not wait for a thread behind them
-                try:
-                    await asyncio.to_thread(self.ready()[0].check_grammar, structured)
-                except InputError as error:
-                    raise InputError(error.message, param=answer.grammar_field) from None
+            payer = guard.payer(self.config, request.headers, request.client.host if request.client else "")
+            verdict = await while_there(request.receive, self._turns.verdict(payer, structured))
+            if verdict.problem is not None:
+                raise InputError(verdict.problem, param=answer.grammar_field)
         return GenerationResponse(answer, self.engine, self.gate, self.metrics, sse=stream)
 
     def _completion(self, request: Request, raw: bytes) -> tuple[Answer, bool]:

@@ -1,6 +1,6 @@
 """What the server needs of the model's text side. Owns: that protocol.
 
-Rules: methods are pure and may be called from any thread; `check_grammar` may take seconds.
+Rules: methods are pure and may be called from any thread; `judge_grammar` may take seconds.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.sampling.checker import Verdict
 from hotprefix.engine.text.tools import ToolParser
 
 Tools = Sequence[Mapping[str, Any]]
@@ -53,6 +54,10 @@ class Text(Protocol):
         Raises InputError for a tool that is not there."""
         ...
 
-    def check_grammar(self, structured: StructuredOutput) -> None:
-        """Raises InputError where the grammar is wrong or takes too much to compile."""
+    def known_grammar(self, structured: StructuredOutput) -> Verdict | None:
+        """The verdict on a grammar that was judged before, at once."""
+        ...
+
+    def judge_grammar(self, structured: StructuredOutput) -> Verdict:
+        """Whether the grammar is right and not too costly to compile."""
         ...
