@@ -36,6 +36,9 @@ class ScriptedLoop:
     def has_work(self) -> bool:
         return bool(self._live)
 
+    def prepare(self, message: Generate) -> Callable[[], None] | None:
+        return None
+
     def submit(self, message: Generate) -> None:
         if message.prompt[0] == FULL:
             raise QueueFull("full", retry_after=7)

@@ -62,12 +62,8 @@ def build_engine(
         decoder.config, kernel.total_pages, config.page_size, decoder.dtype, decoder.device, kernel.groups
     )
     host, storage = _tiers(config, pool, store)
-    sampler = Sampler(
-        decoder.config.vocab_size,
-        decoder.device,
-        eos_ids=tokenizer.eos_ids,
-        compiler=Compiler(Vocabulary.of(tokenizer, decoder.config.vocab_size)),
-    )
+    compiler = Compiler(Vocabulary.of(tokenizer, decoder.config.vocab_size))
+    sampler = Sampler(decoder.config.vocab_size, decoder.device, eos_ids=tokenizer.eos_ids, compiler=compiler)
     progress(f"ready in {time.monotonic() - started:.1f} s: {_summary(info, pool)}")
     return EngineLoop(
         kernel,
@@ -80,6 +76,7 @@ def build_engine(
         host=host,
         storage=storage,
         observer=observer,
+        prepare=lambda params: compiler.pending(params.structured),
     )
 
 

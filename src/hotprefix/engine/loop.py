@@ -42,6 +42,7 @@ DRAIN_S = 2.0
 
 
 MakeText = Callable[[SamplingParams], OutputText]
+Prepare = Callable[[SamplingParams], Callable[[], None] | None]
 
 
 class _Spent:
@@ -70,9 +71,10 @@ class EngineLoop:
         host: HostPool | None = None,
         storage: Storage | None = None,
         observer: Observer | None = None,
+        prepare: Prepare = lambda params: None,
     ) -> None:
-        """sink, observer: who is told of events; the observer's sink is taken where it wants one. Raises
-        what the observer raises when it is opened."""
+        """prepare: see the method. sink, observer: who is told of events; the observer's sink is taken where
+        it wants one. Raises what the observer raises when it is opened."""
         self.info = info
         if observer is not None and observer.wants_events:
             sink = observer.event
@@ -81,6 +83,7 @@ class EngineLoop:
         self._fingerprint = fingerprint
         self._eos = frozenset(eos_ids)
         self._make_text = make_text
+        self._prepare = prepare
         self._clock = clock
         self._host = host
         self._storage = storage
@@ -99,6 +102,11 @@ class EngineLoop:
         return bool(self._live or self._ended or self.kernel.has_work)
 
     # -- requests ---------------------------------------------------------------------------------
+
+    def prepare(self, message: Generate) -> Callable[[], None] | None:
+        """What may be done on another thread before `submit`, which takes long without it; None for
+        nothing."""
+        return self._prepare(message.params)
 
     def submit(self, message: Generate) -> None:
         """Queue a request. Raises InputError (its settings), RequestRejected (it can never run) or

@@ -2,8 +2,9 @@
 how messages cross: pickled, those of the child with their length in four bytes before them.
 
 Rules: the parent reads and writes on its event loop; threads would fight for the interpreter's lock at every
-message. The child runs one engine loop on its main thread and nothing else of weight; a reader thread
-only moves messages from the pipe to a queue. The child ignores SIGINT and SIGTERM (its parent decides
+message. The child runs one engine loop on its main thread; a reader thread only moves messages from the
+pipe to a queue, and one more does what a request needs before it can be queued (compiling its grammar),
+so that the steps of others go on. The child ignores SIGINT and SIGTERM (its parent decides
 when it ends) and leaves at once when the pipe closes. Every accepted request gets one terminal delta;
 an engine loop that raises out of `step` is in an unknown state, so the process ends with status 1 and
 the parent tells every open request. Between steps, and at least every `BEAT_S` seconds, it says that
@@ -26,6 +27,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
@@ -61,6 +63,10 @@ class Loop(Protocol):
     def info(self) -> EngineInfo: ...
     @property
     def has_work(self) -> bool: ...
+    def prepare(self, message: Generate) -> Callable[[], None] | None:
+        """What is to be done on another thread before `submit`, so that this is quick. None: nothing."""
+        ...
+
     def submit(self, message: Generate) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Delta]: ...
@@ -84,7 +90,7 @@ def child_main(pipe: socket.socket, build: Build, config: Any) -> None:
     """Body of the child process: build the engine, run it until told to exit or the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    inbox: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
+    inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_read, args=(pipe, inbox), name="engine-inbox", daemon=True).start()
 
     def tell(message: FromChild) -> None:
@@ -98,12 +104,12 @@ def child_main(pipe: socket.socket, build: Build, config: Any) -> None:
         sys.exit(1)
     tell(Ready(loop.info))
     try:
-        _Driver(tell, inbox, loop).run()
+        Driver(tell, inbox, loop).run()
     except BrokenPipeError:
         sys.exit(0)
 
 
-def _read(pipe: socket.socket, inbox: queue.SimpleQueue[ToChild]) -> None:
+def _read(pipe: socket.socket, inbox: Inbox) -> None:
     """Drain the pipe for ever. The parent is gone when it closes, and with it any use for this process."""
     stream = pipe.makefile("rb")
     while True:
@@ -113,16 +119,50 @@ def _read(pipe: socket.socket, inbox: queue.SimpleQueue[ToChild]) -> None:
             os._exit(0)
 
 
-class _Driver:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A message that was set aside is ready to be submitted."""
+
+    message: Submit
+
+
+Inbox = queue.SimpleQueue[ToChild | Prepared]
+
+
+class Preparer:
+    """Works on its own thread through what messages need, one after the other, and puts them back."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._todo: queue.SimpleQueue[tuple[Submit, list[Callable[[], None]]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def take(self, message: Submit, work: list[Callable[[], None]]) -> None:
+        self._todo.put((message, work))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="engine-preparer", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            message, work = self._todo.get()
+            with contextlib.suppress(Exception):  # submit meets it again, and tells it
+                for one in work:
+                    one()
+            self._inbox.put(Prepared(message))
+
+
+class Driver:
     """Alternates between messages and steps."""
 
-    def __init__(
-        self, tell: Callable[[FromChild], None], inbox: queue.SimpleQueue[ToChild], loop: Loop
-    ) -> None:
+    def __init__(self, tell: Callable[[FromChild], None], inbox: Inbox, loop: Loop) -> None:
         self._tell = tell
         self._inbox = inbox
         self._loop = loop
+        self._preparer = Preparer(inbox)
         self._live: set[str] = set()
+        self._aside: set[str] = set()
+        self._aborted: set[str] = set()  # while they were set aside
         self._exit = False
         self._beaten = 0.0
 
@@ -136,9 +176,9 @@ class _Driver:
                 self._beat(busy=False)
         self._loop.close()
 
-    def _arrived(self) -> Sequence[ToChild]:
+    def _arrived(self) -> Sequence[ToChild | Prepared]:
         """Every waiting message; when idle, wait up to BEAT_S for one."""
-        found: list[ToChild] = []
+        found: list[ToChild | Prepared] = []
         with contextlib.suppress(queue.Empty):
             if not self._loop.has_work:
                 found.append(self._inbox.get(timeout=BEAT_S))
@@ -159,10 +199,13 @@ class _Driver:
         self._beaten = time.monotonic()
         self._tell(Beat(busy))
 
-    def _handle(self, message: ToChild) -> None:
+    def _handle(self, message: ToChild | Prepared) -> None:
         if isinstance(message, Submit):
-            self._submit(message)
+            self._set_aside(message)
+        elif isinstance(message, Prepared):
+            self._go_on(message.message)
         elif isinstance(message, Abort):
+            self._aborted.update(self._aside.intersection(message.ids))
             for request_id in message.ids:
                 if request_id in self._live:
                     self._loop.abort(request_id)
@@ -171,6 +214,24 @@ class _Driver:
         else:
             action = self._loop.flush_cache if message.name == "flush" else self._loop.stats
             self._reply(message.call, action)
+
+    def _set_aside(self, message: Submit) -> None:
+        """Submit what needs nothing; let the rest wait for its preparation."""
+        work = [todo for request in message.requests if (todo := self._loop.prepare(request)) is not None]
+        if not work:
+            self._submit(message)
+            return
+        self._aside.update(request.id for request in message.requests)
+        self._preparer.take(message, work)
+
+    def _go_on(self, message: Submit) -> None:
+        """Submit a message that was set aside, and end at once what was aborted meanwhile."""
+        self._submit(message)
+        ids = {request.id for request in message.requests}
+        for request_id in ids & self._aborted & self._live:
+            self._loop.abort(request_id)
+        self._aside -= ids
+        self._aborted -= ids
 
     def _submit(self, message: Submit) -> None:
         """All or none: requests taken before one is refused are aborted again."""

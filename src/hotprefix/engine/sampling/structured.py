@@ -116,9 +116,15 @@ class Compiler:
             matcher.deep_copy(), self._vocabulary.size, lambda: self._renewed(structured, matcher)
         )
 
-    def has(self, structured: StructuredOutput) -> bool:
-        """Whether `compile` would give it at once."""
-        return self._get(structured) is not None
+    def pending(self, structured: StructuredOutput | None) -> Callable[[], None] | None:
+        """What makes `compile` quick, for another thread to do; None if it would give this one at once."""
+        if structured is None or self._get(structured) is not None:
+            return None
+
+        def prepare() -> None:
+            self._matcher(structured)
+
+        return prepare
 
     def check(self, structured: StructuredOutput) -> None:
         """Compile, and go some steps into the grammar under the limits that every step of a request has.
