@@ -130,7 +130,7 @@ class Live:
 
 
 def output_limit(message: Generate, info: EngineInfo) -> int:
-    """How many outputs a request may have, by default what the context leaves (handed cases 71, 92).
+    """How many outputs a request may have, by default what the context leaves.
     Raises InputError for a bad prompt, ContextLengthExceeded with the numbers."""
     bad = next((t for t in message.prompt if not 0 <= t < info.vocab_size), None)
     if bad is not None:

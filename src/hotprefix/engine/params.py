@@ -118,7 +118,7 @@ class SamplingParams:
         return copied
 
     def check_vocab(self, vocab_size: int) -> None:
-        """Raise InputError where a token id lies outside [0, vocab_size) (handed case 144)."""
+        """Raise InputError where a token id lies outside [0, vocab_size)."""
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
             for token in ids:
                 if token >= vocab_size:

@@ -1,7 +1,7 @@
 """Log-probabilities as numbers for people. Owns: turning logits into `TokenLogprob`.
 
 Rules: taken from the model's own logits (before penalties, bias, masks and temperature, vLLM's
-default); always finite, so that any JSON writer takes them (handed case 142); rank 1 is most likely.
+default); always finite, so that any JSON writer takes them; rank 1 is most likely.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stop strings in a stream. Owns: `StopMatcher`.
 
 Rules: text is held back exactly as long as it could still be the beginning of a stop string, and let
-go the moment it cannot (handed case 87). The stop that is complete first wins, the longest of those
+go the moment it cannot. The stop that is complete first wins, the longest of those
 that are complete at the same character; so the outcome does not depend on how the text was cut. A
 character costs the same however long a stop string is and however much of it is held.
 """
