@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from pydantic_core import to_json
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,7 +24,6 @@ from hotprefix.server.errors import ApiError, from_error
 from hotprefix.server.guard import Gate
 from hotprefix.server.metrics import Metrics, Watch
 
-T = TypeVar("T")
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -115,26 +113,9 @@ class GenerationResponse(Response):
                 raise
 
 
-async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. It is cancelled if the client leaves first. Raises ClientDisconnect then."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-
-
-async def _gone(receive: Receive) -> None:
+async def _cancel_when_gone(work: asyncio.Task[Any], receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _cancel_when_gone(work: asyncio.Task[Any], receive: Receive) -> None:
-    await _gone(receive)
     work.cancel()
 
 

@@ -20,9 +20,10 @@ from hotprefix.server.answer import Answer, Choice
 from hotprefix.server.bodies import off_loop, parse, read_body
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
-from hotprefix.server.generation import Engine, GenerationResponse, while_there
+from hotprefix.server.generation import Engine, GenerationResponse
 from hotprefix.server.guard import TENANT, Gate, salt
 from hotprefix.server.metrics import Metrics
+from hotprefix.server.presence import while_there
 from hotprefix.server.sampling import check_length, requests_for, sampling_params, structured_output
 from hotprefix.server.schemas import Chat, Completion, Generation
 from hotprefix.server.text import Text

@@ -77,13 +77,6 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
-    @cached_property
-    def continuation(self) -> Continuation:
-        """Encodes what an output must say. An added token that is no control token is one token there,
-        as it is in what the model has learnt to say."""
-        added = {text: token.id for text, token in self._added.items() if not token.special}
-        return Continuation(self._inner, self.token_bytes, self.special_ids, added)
-
     def _plain(self, text: str, first: bool, guard: str) -> list[int]:
         text = text.replace(guard, "") if guard else text
         if not text:
@@ -112,6 +105,13 @@ class Tokenizer:
         """Id of an added token by its text."""
         token = self._added.get(content)
         return None if token is None else token.id
+
+    @cached_property
+    def continuation(self) -> Continuation:
+        """Encodes what an output must say. An added token that is no control token is one token there,
+        as it is in what the model has learnt to say."""
+        added = {text: token.id for text, token in self._added.items() if not token.special}
+        return Continuation(self._inner, self.token_bytes, self.special_ids, added)
 
     def text_of(self, token_id: int | None) -> str:
         """A token's own text, "" for None (what templates call bos_token and eos_token)."""

@@ -1,0 +1,34 @@
+"""Working for a client as long as it is there. Owns: `while_there`.
+
+Rules: only for a request whose body has been read to its end; the server tells of a client that leaves by the
+one message that may follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns. It is cancelled if the client leaves first. Raises ClientDisconnect then."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
