@@ -19,7 +19,8 @@ from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.live import TokensOnly
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo, Generate
-from hotprefix.engine.model.config import ModelConfig, from_hf
+from hotprefix.engine.model.config import ModelConfig
+from hotprefix.engine.model.hf_config import from_hf
 from hotprefix.engine.model.loader import LoadedModel
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.sampling.sampler import Sampler

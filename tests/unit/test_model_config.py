@@ -9,7 +9,9 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from hotprefix.engine.model.config import ModelConfig, RopeConfig, from_gguf, from_hf
+from hotprefix.engine.model.config import ModelConfig, RopeConfig
+from hotprefix.engine.model.gguf_config import from_gguf
+from hotprefix.engine.model.hf_config import from_hf
 from hotprefix.engine.model.rope import RopeTable
 from hotprefix.errors import ModelLoadError
 
@@ -76,7 +78,8 @@ def test_what_cannot_be_computed_is_refused(changes: dict[str, Any], words: str)
 @pytest.mark.parametrize(
     ("architecture", "changes", "windows"),
     [
-        ("LlamaForCausalLM", {"sliding_window": 8}, (None,) * 4),
+        ("LlamaForCausalLM", {"sliding_window": 256}, (None,) * 4),
+        ("MistralForCausalLM", {}, (4096,) * 4),
         ("MistralForCausalLM", {"sliding_window": 8}, (8,) * 4),
         ("MistralForCausalLM", {"sliding_window": None}, (None,) * 4),
         ("Qwen2ForCausalLM", {"sliding_window": 8}, (None,) * 4),

@@ -1,33 +1,35 @@
 """GGUF files turned into safetensors once. Owns: the conversion cache and its validity rules.
 
-Rules: one weight file and one record per (GGUF file, dtype). A weight file counts only if its SHA-256
-is the recorded one, so neither a torn write nor a flipped bit is ever loaded; anything else is
-rebuilt. The record also says where the GGUF file keeps its quantised blocks; what they hold is proved
-against the weights when they are packed. Without a usable cache folder the model loads straight from
-the GGUF file, with a warning.
+Rules: one weight file and one record per (GGUF file with all its parts, dtype). A weight file counts
+only if its SHA-256 is the recorded one, so neither a torn write nor a flipped bit is ever loaded;
+anything else is rebuilt. The record also says where the GGUF file keeps its quantised blocks; what they
+hold is proved against the weights when they are packed. Without a usable cache folder the model loads
+straight from the GGUF file, with a warning.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hotprefix.engine.model import store
-from hotprefix.engine.model.config import ModelConfig, from_gguf
+from hotprefix.engine.model.config import ModelConfig
+from hotprefix.engine.model.gguf_config import from_gguf
 from hotprefix.engine.model.gguf_weights import GgufBlocks, GgufWeights
 from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, write_safetensors
 from hotprefix.engine.model.weights import BlockSource, Weights
-from hotprefix.engine.text.gguf_meta import read_metadata
+from hotprefix.engine.text.gguf_meta import parts, read_metadata
 from hotprefix.errors import ModelLoadError
 from hotprefix.userdir import default_cache_dir
 
 log = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
-_FORMAT = 1
+_FORMAT = 2  # to be raised whenever the same file would be converted to other numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +46,39 @@ def load_gguf(
     path: Path, dtype: torch.dtype, cache_dir: Path | None = None, progress: Progress | None = None
 ) -> Loaded:
     """Config and weights of a GGUF file, through the cache. Raises ModelLoadError."""
+    if not path.is_file():
+        raise ModelLoadError(f"no GGUF file at {path}")
+    metadata = read_metadata(path)
+    files = parts(path, metadata)
     record = _record(path, cache_dir, dtype)
     target = record.with_suffix(".safetensors")
-    content = _valid_content(path, record, target)
+    content = _valid_content(files, record, target)
     if content is None:
         source = GgufWeights(path)
         try:
-            content = _convert(path, source, dtype, record, target, progress)
+            content = _convert(files, source, dtype, record, target, progress)
         except OSError as error:
             log.warning(
                 "cannot cache the converted model in %s (%s): loading without it", target.parent, error
             )
-            blocks = GgufBlocks(path, source.places())
-            return Loaded(source.config, source, store.file_sha256(path), blocks)
+            blocks = GgufBlocks(files, source.places())
+            content = store.digest([store.file_sha256(file) for file in files])
+            return Loaded(source.config, source, content, blocks)
     weights = SafetensorsWeights([target])
     known = store.read_json(record) or {}
-    blocks = GgufBlocks(path, known.get("blocks", {}))
-    return Loaded(from_gguf(read_metadata(path), weights), weights, content, blocks)
+    blocks = GgufBlocks(files, known.get("blocks", {}))
+    return Loaded(from_gguf(metadata, weights), weights, content, blocks)
 
 
 def _record(path: Path, cache_dir: Path | None, dtype: torch.dtype) -> Path:
     """The key is the file's place, not its state: a changed file replaces its old conversion."""
-    if not path.is_file():
-        raise ModelLoadError(f"no GGUF file at {path}")
     folder = (cache_dir or default_cache_dir()) / "models"
     return folder / f"{store.digest(_FORMAT, str(path.resolve()), str(dtype))[:32]}.json"
 
 
-def _valid_content(path: Path, record: Path, target: Path) -> str | None:
+def _valid_content(files: Sequence[Path], record: Path, target: Path) -> str | None:
     known = store.read_json(record)
-    if known is None or "blocks" not in known or known.get("identity") != store.identity(path):
+    if known is None or "blocks" not in known or known.get("identity") != _identity(files):
         return None
     try:
         content = store.file_sha256(target)
@@ -82,8 +87,12 @@ def _valid_content(path: Path, record: Path, target: Path) -> str | None:
     return content if content == known.get("sha256") else None
 
 
+def _identity(files: Sequence[Path]) -> list[Any]:
+    return [store.identity(file) for file in files]
+
+
 def _convert(
-    path: Path,
+    files: Sequence[Path],
     source: GgufWeights,
     dtype: torch.dtype,
     record: Path,
@@ -104,6 +113,6 @@ def _convert(
     with store.atomic_write(target) as out:
         write_safetensors(out, shapes, dtype, get)
     content = store.file_sha256(target)
-    kept = {"identity": store.identity(path), "sha256": content, "blocks": source.places()}
+    kept = {"identity": _identity(files), "sha256": content, "blocks": source.places()}
     store.write_json(record, kept)
     return content

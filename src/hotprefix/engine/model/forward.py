@@ -7,6 +7,8 @@ gate-up are one matrix each. Activations keep the model's dtype; logits leave as
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 import torch
@@ -21,7 +23,10 @@ from hotprefix.engine.model.rope import RopeTable
 from hotprefix.engine.model.weights import Blocks, BlockSource, Weights
 from hotprefix.errors import ModelLoadError
 
+log = logging.getLogger(__name__)
 _PARTS = ("weight", "bias")
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # follow from the config
 
 
 class Decoder:
@@ -42,14 +47,13 @@ class Decoder:
         take = _Taker(weights, ops, dtype, device, blocks)
         self._layers = [_load_layer(config, take, i) for i in range(config.layers)]
         self._final_norm = take.vector("model.norm.weight", config.hidden_size)
-        self._embedding = take.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        head = "lm_head.weight"
-        if config.tied_embeddings or head not in weights:
-            head = "model.embed_tokens.weight"
+        self._embedding = take.matrix(_EMBEDDING, config.vocab_size, config.hidden_size)
+        head = _head_name(config, weights)
         self._head = take.linear([(head, config.vocab_size)], config.hidden_size, [])
         self.quantised_linears = take.quantised
-        divisors = weights.get(ROPE_DIVISORS) if ROPE_DIVISORS in weights else None
+        divisors = take.vector(ROPE_DIVISORS, config.head_dim // 2) if ROPE_DIVISORS in weights else None
         self._rope = RopeTable(config.rope, config.head_dim, device, divisors)
+        take.all_taken()
         self._scale = config.head_dim**-0.5
         self._stack = None
         if isinstance(ops, StackOps):
@@ -100,6 +104,29 @@ class Decoder:
         return self._ops.linear(states, self._head, torch.float32)
 
 
+def _head_name(config: ModelConfig, weights: Weights) -> str:
+    """The tensor of the output head. A head in the weights is used whatever the config says of it."""
+    if _HEAD not in weights:
+        if not config.tied_embeddings:
+            log.warning(
+                "the config does not tie the output head to the embedding (tie_word_embeddings), but "
+                "the weights lack %s: using the embedding",
+                _HEAD,
+            )
+        return _EMBEDDING
+    if not config.tied_embeddings:
+        return _HEAD
+    head, embedding = weights.get(_HEAD), weights.get(_EMBEDDING)
+    if head.dtype == embedding.dtype and torch.equal(head, embedding):
+        return _EMBEDDING  # one copy in memory
+    log.warning(
+        "the config ties the output head to the embedding (tie_word_embeddings), but the weights "
+        "have a different %s: using it",
+        _HEAD,
+    )
+    return _HEAD
+
+
 class _Taker:
     """Takes tensors out of `weights`, checked for shape, in the wanted precision and place; quantised: how
     many linears got a quantised copy."""
@@ -109,6 +136,7 @@ class _Taker:
     ) -> None:
         self._weights, self._ops, self._dtype, self._device = weights, ops, dtype, device
         self._blocks, self.quantised = blocks, 0
+        self._taken = {_HEAD}  # compared, if not taken
 
     def matrix(self, name: str, rows: int, columns: int) -> Tensor:
         return self._take(name, (rows, columns), self._dtype)
@@ -134,8 +162,19 @@ class _Taker:
                     raise ModelLoadError(f"{weights[0][0]}: {error}; try decode_weights='dense'") from error
         return self._ops.prepare_linear(weight, bias)
 
+    def all_taken(self) -> None:
+        """Raises ModelLoadError if the weights hold a tensor that the model computed without."""
+        left = [n for n in self._weights.names() if n not in self._taken and not _HARMLESS.search(n)]
+        if left:
+            raise ModelLoadError(
+                f"the weights hold {len(left)} tensors that the config has no place for "
+                f"({', '.join(left[:3])}): hotprefix would compute another model; check that config "
+                "and weights belong together"
+            )
+
     def _take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         tensor = self._weights.get(name)
+        self._taken.add(name)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(f"tensor {name!r} has shape {tuple(tensor.shape)}, the config says {shape}")
         return tensor.to(device=self._device, dtype=dtype).contiguous()

@@ -8,7 +8,7 @@ two halves of a head as Hugging Face does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotprefix.engine.model.config import ModelConfig, from_gguf
+from hotprefix.engine.model.config import ModelConfig
+from hotprefix.engine.model.gguf_config import INTERLEAVED, from_gguf
 from hotprefix.engine.model.weights import Blocks
-from hotprefix.engine.text.gguf_meta import read_metadata
+from hotprefix.engine.text.gguf_meta import parts, read_metadata
 from hotprefix.errors import ModelLoadError
 
 ROPE_DIVISORS = "rope_divisors"
-_INTERLEAVED = ("llama", "smollm3")
 _GLOBAL = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -46,48 +46,71 @@ _LAYER = {
 
 
 class GgufWeights:
-    """`Weights` over one GGUF file; dequantises at each `get`. Raises ModelLoadError."""
+    """`Weights` over a GGUF file, in one part or split; dequantises at each `get`. Raises ModelLoadError."""
 
     def __init__(self, path: Path) -> None:
         metadata = read_metadata(path)
-        try:
-            reader = gguf.GGUFReader(str(path))
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise ModelLoadError(f"cannot read GGUF file {path}: {error}") from error
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._tensors: dict[str, tuple[int, Any]] = {}
+        for number, part in enumerate(parts(path, metadata)):
+            self._open(part, number)
+        stated = metadata.get("split.tensors.count", len(self._tensors))
+        if stated != len(self._tensors):
+            raise ModelLoadError(f"{path} and its other parts hold {len(self._tensors)} tensors of {stated}")
         names = _name_map(int(metadata.get(f"{metadata.get('general.architecture')}.block_count", 0)))
         self._names = {ours: theirs for ours, theirs in names.items() if theirs in self._tensors}
         self.config: ModelConfig = from_gguf(metadata, self._names)
-        self._interleaved = metadata["general.architecture"] in _INTERLEAVED
+        unknown = sorted(self._tensors.keys() - set(self._names.values()))
+        if unknown:
+            raise ModelLoadError(
+                f"{path} holds {len(unknown)} tensors that architecture {self.config.family!r} does not have "
+                f"({', '.join(unknown[:3])}): hotprefix would compute another model; give another file"
+            )
+        self._interleaved = self.config.family in INTERLEAVED
+
+    def _open(self, part: Path, number: int) -> None:
+        try:
+            tensors = gguf.GGUFReader(str(part)).tensors
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise ModelLoadError(f"cannot read GGUF file {part}: {error}") from error
+        for tensor in tensors:
+            if tensor.name in self._tensors:
+                raise ModelLoadError(f"tensor {tensor.name!r} occurs twice, the second time in {part}")
+            self._tensors[tensor.name] = (number, tensor)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
+    def names(self) -> Collection[str]:
+        return self._names.keys()
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every tensor the decoder may want, by Hugging Face name."""
         return {
-            name: tuple(int(n) for n in reversed(self._tensors[raw].shape))
+            name: tuple(int(n) for n in reversed(self._tensors[raw][1].shape))
             for name, raw in self._names.items()
         }
 
     def get(self, name: str) -> Tensor:
         if name not in self._names:
             raise ModelLoadError(f"the weights lack tensor {name!r}")
-        raw = self._tensors[self._names[name]]
+        _, raw = self._tensors[self._names[name]]
         try:
             values = gguf.dequantize(raw.data, raw.tensor_type)
         except NotImplementedError as error:
-            raise ModelLoadError(f"GGUF tensor type {raw.tensor_type.name} is not supported") from error
+            raise ModelLoadError(
+                f"tensor {raw.name!r} has GGUF type {raw.tensor_type.name}, which is not supported: "
+                "give a file quantised otherwise, for example Q4_K_M or Q8_0"
+            ) from error
         tensor = torch.from_numpy(np.array(values, dtype=np.float32, copy=True))
         heads = self._heads(name)
         return _pair_halves(tensor, heads) if heads else tensor
 
     def places(self) -> dict[str, list[Any]]:
         """Where quantised tensors lie in the file, for `GgufBlocks`; JSON-able."""
-        found = ((name, self._tensors[raw]) for name, raw in self._names.items())
+        found = ((name, *self._tensors[raw]) for name, raw in self._names.items())
         return {
-            name: [raw.tensor_type.name, raw.data_offset, list(raw.data.shape), self._heads(name)]
-            for name, raw in found
+            name: [part, raw.tensor_type.name, raw.data_offset, list(raw.data.shape), self._heads(name)]
+            for name, part, raw in found
             if raw.data.dtype == np.uint8
         }
 
@@ -99,20 +122,21 @@ class GgufWeights:
 
 
 class GgufBlocks:
-    """`BlockSource` over the `places` of one GGUF file, without reading its header again."""
+    """`BlockSource` over the `places` of a GGUF file's parts, without reading their headers again."""
 
-    def __init__(self, path: Path, places: Mapping[str, list[Any]]) -> None:
-        self._path, self._places = path, places
+    def __init__(self, parts: Sequence[Path], places: Mapping[str, list[Any]]) -> None:
+        self._parts, self._places = parts, places
 
     def blocks(self, name: str) -> Blocks | None:
         """See `BlockSource`. Raises ModelLoadError."""
         if name not in self._places:
             return None
-        form, offset, shape, heads = self._places[name]
+        part, form, offset, shape, heads = self._places[name]
+        path = self._parts[part]
         try:
-            rows = np.fromfile(self._path, np.uint8, shape[0] * shape[1], offset=offset).reshape(shape)
+            rows = np.fromfile(path, np.uint8, shape[0] * shape[1], offset=offset).reshape(shape)
         except (OSError, ValueError) as error:
-            raise ModelLoadError(f"cannot read tensor {name!r} of {self._path}: {error}") from error
+            raise ModelLoadError(f"cannot read tensor {name!r} of {path}: {error}") from error
         tensor = torch.from_numpy(rows)
         return Blocks(form, _pair_halves(tensor, heads) if heads else tensor)
 

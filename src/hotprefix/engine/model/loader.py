@@ -12,15 +12,17 @@ import json
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hotprefix.engine.model import store
-from hotprefix.engine.model.config import from_hf
 from hotprefix.engine.model.convert import Loaded, Progress, load_gguf
 from hotprefix.engine.model.files import ModelFiles
 from hotprefix.engine.model.forward import Decoder
+from hotprefix.engine.model.hf_config import from_hf
 from hotprefix.engine.model.ops import BlockOps, Ops
+from hotprefix.engine.model.quantised import QuantisedWeights, read_scheme
 from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, directory_files
 from hotprefix.engine.model.torch_ops import TorchOps
 from hotprefix.engine.model.weights import BlockSource
@@ -137,11 +139,25 @@ def choose_blocks(
 
 def _load_directory(path: Path, cache_dir: Path) -> Loaded:
     try:
-        raw = json.loads((path / "config.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        raw = json.loads((path / "config.json").read_text("utf-8"), object_pairs_hook=_without_repeats)
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path / 'config.json'}: {error}") from error
+    config, scheme = from_hf(raw), read_scheme(path, raw)
     files = directory_files(path)
-    return Loaded(from_hf(raw), SafetensorsWeights(files), _content(files, cache_dir))
+    content, weights = _content(files, cache_dir), SafetensorsWeights(files)
+    if scheme is None:
+        return Loaded(config, weights, content)
+    content = store.digest(content, dataclasses.asdict(scheme))
+    return Loaded(config, QuantisedWeights(weights, scheme), content)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(key for key in values if names.count(key) > 1)
+        raise ValueError(f"key {twice!r} occurs twice: remove the wrong one")
+    return values
 
 
 def _content(files: list[Path], cache_dir: Path) -> str:

@@ -26,7 +26,7 @@ class RopeTable:
         if divisors is not None:
             inverse = inverse / divisors.float().cpu()
         self._inverse = inverse.to(device)
-        self._scale = _attention_factor(rope)
+        self._scale = rope.attention_factor
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions int32[T] -> (cos, sin), both float32[T, head_dim / 2]."""
@@ -64,16 +64,11 @@ def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
             head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
         )
 
-    low = max(math.floor(dimension(rope.beta_fast)), 0)
-    high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)
-    ramp = (torch.arange(head_dim // 2).float() - low) / max(high - low, 0.001)
-    stretch = ramp.clamp(0.0, 1.0)
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step, not a division by zero
+    stretch = ((torch.arange(head_dim // 2).float() - low) / (high - low)).clamp(0.0, 1.0)
     return stretch * inverse / rope.factor + (1 - stretch) * inverse
-
-
-def _attention_factor(rope: RopeConfig) -> float:
-    if rope.kind != "yarn":
-        return 1.0
-    if rope.attention_factor is not None:
-        return rope.attention_factor
-    return 1.0 if rope.factor <= 1 else 0.1 * math.log(rope.factor) + 1.0

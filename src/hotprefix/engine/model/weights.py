@@ -6,7 +6,7 @@ taker copies what it keeps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,13 @@ class Weights(Protocol):
 
     def __contains__(self, name: object) -> bool: ...
 
+    def names(self) -> Collection[str]:
+        """All that the files hold for the model to use; a decoder that leaves one of them unused is wrong."""
+        ...
+
     def get(self, name: str) -> Tensor:
-        """The tensor; raises ModelLoadError where it is absent or unreadable."""
+        """The tensor, of dtype float32, float16 or bfloat16; raises ModelLoadError if it is absent,
+        unreadable or of another dtype."""
         ...
 
 

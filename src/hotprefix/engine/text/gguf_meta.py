@@ -1,13 +1,15 @@
-"""Metadata of a GGUF file, quickly. Owns: reading its key-value head and nothing else.
+"""Metadata of a GGUF file, quickly. Owns: reading its key-value head, and which files a split one has.
 
 Rules: the file's head is parsed in one pass over a memory map (the gguf package makes an object of each
 string of a vocabulary, which takes seconds); tensors are never touched. Layout: ggml's gguf.md,
-versions 2 and 3, little-endian.
+versions 2 and 3, little-endian. Parts of a split file are named and numbered as llama.cpp's gguf-split does
+it; the first one has the metadata, so it is the one to give.
 """
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,55 @@ from hotprefix.errors import ModelLoadError
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_KEYS = 100_000
+_SPLIT_NUMBER, _SPLIT_COUNT = "split.no", "split.count"
+_SPLIT_NAME = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Key -> number, bool, str or list of them. Raises ModelLoadError."""
+    """Key -> number, bool, str or list of them, of a whole file or of a split file's first part. Raises
+    ModelLoadError."""
+    metadata = _read(path)
+    if number := metadata.get(_SPLIT_NUMBER, 0):
+        first = _part(path, 0, metadata.get(_SPLIT_COUNT, 0))
+        raise ModelLoadError(
+            f"{path} is part {number + 1} of a split GGUF file: give its first part"
+            f"{'' if first is None else f', {first}'}"
+        )
+    return metadata
+
+
+def parts(path: Path, metadata: dict[str, Any]) -> list[Path]:
+    """The files of a model, in order: `path` alone, or with the other parts of a split file beside it.
+    metadata: of `path`. Raises ModelLoadError if a part is absent or another model's."""
+    count = metadata.get(_SPLIT_COUNT, 0)
+    if count < 2:
+        return [path]
+    found = [_part(path, number, count) for number in range(count)]
+    absent = [str(part or path) for part in found if part is None or not part.is_file()]
+    if absent:
+        raise ModelLoadError(
+            f"{path} is split in {count} parts, named …-00001-of-{count:05}.gguf and so on; absent: "
+            f"{', '.join(absent)}"
+        )
+    whole = [part for part in found if part is not None]
+    for number, part in enumerate(whole):
+        told = _read(part)
+        if (told.get(_SPLIT_NUMBER), told.get(_SPLIT_COUNT)) != (number, count):
+            raise ModelLoadError(
+                f"{part} does not say that it is part {number + 1} of {count}: give the right file"
+            )
+    return whole
+
+
+def _part(path: Path, number: int, count: int) -> Path | None:
+    """The file of a part by llama.cpp's naming rule; None if `path` is not named by it."""
+    name = _SPLIT_NAME.fullmatch(path.name)
+    if name is None or int(name[2]) != count:
+        return None
+    return path.with_name(f"{name[1]}-{number + 1:05}-of-{count:05}{name[3]}")
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(data).head()
@@ -39,7 +86,13 @@ class _Reader:
         magic, version, _tensors, keys = self._unpack("<4sIQQ")
         if magic != b"GGUF" or version not in (2, 3) or keys > _MAX_KEYS:
             raise ValueError(f"not a little-endian GGUF file of version 2 or 3 (starts {magic!r}, {version})")
-        return {self._string(): self._value(self._unpack("<I")[0]) for _ in range(keys)}
+        metadata: dict[str, Any] = {}
+        for _ in range(keys):
+            key = self._string()
+            if key in metadata:
+                raise ValueError(f"key {key!r} occurs twice")
+            metadata[key] = self._value(self._unpack("<I")[0])
+        return metadata
 
     def _unpack(self, form: str) -> tuple[Any, ...]:
         values = struct.unpack_from(form, self._data, self._at)
