@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
+from gguf_models import WIDE, write_gguf
 from tiny_models import Sequencer, executor_for, reference_model, run, save
 
 from hotprefix.engine.model import convert, files, loader, store
@@ -19,54 +18,6 @@ from hotprefix.engine.model.files import ModelFiles, resolve_model
 from hotprefix.engine.model.loader import choose_device, choose_dtype, load_model
 from hotprefix.engine.model.torch_ops import TorchOps
 from hotprefix.errors import ConfigError, ModelLoadError
-
-Q8 = gguf.GGMLQuantizationType.Q8_0
-LAYER = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-WIDE = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-
-
-def interleave(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Row order of llama-type GGUF files: the two rows of each rotary pair as neighbours."""
-    half = rows.shape[0] // heads // 2
-    order = [h * 2 * half + part * half + i for h in range(heads) for i in range(half) for part in (0, 1)]
-    return rows[order]
-
-
-def write_gguf(model: Any, path: Path) -> None:
-    """A quantised (Q8_0) GGUF file of a Llama model; the model itself gets the rounded weights."""
-    config, out = model.config, gguf.GGUFWriter(str(path), "llama")
-    out.add_vocab_size(config.vocab_size)
-    out.add_context_length(config.max_position_embeddings)
-    out.add_embedding_length(config.hidden_size)
-    out.add_feed_forward_length(config.intermediate_size)
-    out.add_block_count(config.num_hidden_layers)
-    out.add_head_count(config.num_attention_heads)
-    out.add_head_count_kv(config.num_key_value_heads)
-    out.add_layer_norm_rms_eps(config.rms_norm_eps)
-    out.add_token_list([f"t{i}" for i in range(config.vocab_size)])
-    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
-             "lm_head.weight": "output.weight"}  # fmt: skip
-    for i in range(config.num_hidden_layers):
-        names |= {f"model.layers.{i}.{a}.weight": f"blk.{i}.{b}.weight" for a, b in LAYER.items()}
-    for name, tensor in model.state_dict().items():
-        values = tensor.numpy().copy()
-        if values.ndim == 1:
-            out.add_tensor(names[name], values)
-            continue
-        packed = gguf.quantize(values, Q8)
-        tensor.copy_(torch.from_numpy(gguf.dequantize(packed, Q8)))
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        part = next((heads[h] for h in heads if f".{h}." in name), None)
-        packed = packed if part is None else interleave(packed, part)
-        out.add_tensor(names[name], packed, raw_dtype=Q8)
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
 
 
 @pytest.fixture(scope="module")

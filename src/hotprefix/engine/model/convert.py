@@ -30,6 +30,7 @@ from hotprefix.userdir import default_cache_dir
 log = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 _FORMAT = 2  # to be raised whenever the same file would be converted to other numbers
+_NAMES = 1  # of records: kept, so that a new format replaces what an old one left behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +66,19 @@ def load_gguf(
             content = store.digest([store.file_sha256(file) for file in files])
             return Loaded(source.config, source, content, blocks)
     weights = SafetensorsWeights([target])
-    known = store.read_json(record) or {}
-    blocks = GgufBlocks(files, known.get("blocks", {}))
+    blocks = GgufBlocks(files, (store.read_json(record) or {}).get("blocks", {}))
     return Loaded(from_gguf(metadata, weights), weights, content, blocks)
 
 
 def _record(path: Path, cache_dir: Path | None, dtype: torch.dtype) -> Path:
     """The key is the file's place, not its state: a changed file replaces its old conversion."""
     folder = (cache_dir or default_cache_dir()) / "models"
-    return folder / f"{store.digest(_FORMAT, str(path.resolve()), str(dtype))[:32]}.json"
+    return folder / f"{store.digest(_NAMES, str(path.resolve()), str(dtype))[:32]}.json"
 
 
 def _valid_content(files: Sequence[Path], record: Path, target: Path) -> str | None:
     known = store.read_json(record)
-    if known is None or "blocks" not in known or known.get("identity") != _identity(files):
+    if known is None or known.get("identity") != _identity(files):
         return None
     try:
         content = store.file_sha256(target)
@@ -88,7 +88,8 @@ def _valid_content(files: Sequence[Path], record: Path, target: Path) -> str | N
 
 
 def _identity(files: Sequence[Path]) -> list[Any]:
-    return [store.identity(file) for file in files]
+    """What a conversion was made from and how; all that changes its numbers but its dtype."""
+    return [_FORMAT, *(store.identity(file) for file in files)]
 
 
 def _convert(

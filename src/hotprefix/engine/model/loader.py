@@ -142,7 +142,8 @@ def _load_directory(path: Path, cache_dir: Path) -> Loaded:
         raw = json.loads((path / "config.json").read_text("utf-8"), object_pairs_hook=_without_repeats)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path / 'config.json'}: {error}") from error
-    config, scheme = from_hf(raw), read_scheme(path, raw)
+    scheme = read_scheme(path, raw)
+    config = from_hf(raw)
     files = directory_files(path)
     content, weights = _content(files, cache_dir), SafetensorsWeights(files)
     if scheme is None:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from hotprefix.engine.text.continuation import Continuation
 from hotprefix.engine.text.source import AddedToken, TokenizerSource, from_directory, from_gguf
+from hotprefix.engine.text.turns import with_turn_ends
 from hotprefix.errors import InputError, ModelLoadError
 
 Special = Literal["none", "template"]
@@ -54,7 +55,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
         """From a Hugging Face directory or a GGUF file. Raises ModelLoadError."""
-        source = from_directory(path) if path.is_dir() else from_gguf(path)
+        source = with_turn_ends(from_directory(path) if path.is_dir() else from_gguf(path))
         if not source.eos_ids:
             raise ModelLoadError(f"{path} names no end-of-sequence token: set eos_token in its configuration")
         return cls(source)
