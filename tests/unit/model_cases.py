@@ -160,7 +160,7 @@ def rope(name: str, **keys: Any) -> None:
     plain("rope", name, "Llama", **_rope_config(**keys))
 
 
-_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 _HALF_YARN = (0.1 * math.log(4.0) + 1.0) * 0.5
 rope("`default`", rope_type="default")
 rope("`linear`", rope_type="linear", factor=4.0)
@@ -227,7 +227,7 @@ as_gguf(
 as_gguf(
     "rope", "GGUF `yarn` with beta and attention factors",
     keys={
-        _TYPE: "yarn", _FACTOR: 4.0, "rope.scaling.original_context_length": 16,
+        _TYPE: "yarn", _FACTOR: 4.0, "rope.scaling.original_context_length": 256,
         "rope.scaling.attn_factor": 0.5, "rope.scaling.yarn_ext_factor": 1.0,
         "rope.scaling.yarn_beta_fast": 4.0, "rope.scaling.yarn_beta_slow": 2.0,
     },
