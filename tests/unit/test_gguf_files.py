@@ -127,7 +127,7 @@ def test_a_metadata_key_that_occurs_twice_is_an_error(tmp_path: Path) -> None:
     entry = string("llama.rope.freq_base") + (4).to_bytes(4, "little") + (7).to_bytes(4, "little")
     head = b"GGUF" + (3).to_bytes(4, "little") + (0).to_bytes(8, "little") + (2).to_bytes(8, "little")
     (tmp_path / "m.gguf").write_bytes(head + entry + entry)
-    with pytest.raises(ModelLoadError, match="'llama.rope.freq_base' occurs twice"):
+    with pytest.raises(ModelLoadError, match="freq_base' occurs twice"):
         read_metadata(tmp_path / "m.gguf")
 
 
@@ -138,12 +138,12 @@ def test_tensors_that_are_missing_from_the_parts_are_counted(tmp_path: Path) -> 
     out = gguf.GGUFWriter(str(last), "llama")
     out.add_uint16("split.no", number)
     out.add_uint16("split.count", number + 1)
-    out.add_tensor("output_norm.weight", np.ones(64, np.float32))
+    out.add_tensor("rope_freqs.weight", np.ones(8, np.float32))
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
-    with pytest.raises(ModelLoadError, match=r"hold \d+ tensors of \d+|occurs twice"):
+    with pytest.raises(ModelLoadError, match=r"and its other parts hold \d+ tensors of \d+"):
         load(path, tmp_path / "cache")
 
 

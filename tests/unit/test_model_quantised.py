@@ -78,8 +78,7 @@ def test_the_last_blocks_may_be_partial(tmp_path: Path) -> None:
     assert read.get(NAME).tolist() == [[1, 1, 2, 2, 3], [1, 1, 2, 2, 3], [4, 4, 5, 5, 6]]
 
 
-def test_rounded_once_from_float32(tmp_path: Path) -> None:
-    """A bfloat16 product would round twice: 77 * 0.0123 differs."""
+def test_the_product_is_made_in_float32(tmp_path: Path) -> None:
     values = torch.arange(-128, 128, dtype=torch.int8).reshape(4, 64)
     scales = torch.tensor([[0.0123], [0.7], [1 / 3], [5e-5]])
     read = weights(tmp_path, Scheme("compressed-tensors", "I8"), a__weight=values, a__weight_scale=scales)

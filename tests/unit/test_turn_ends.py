@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
+from model_cases import write_metadata
 from text_models import metadata
 
 from hotprefix.engine.text.source import from_metadata
@@ -49,14 +49,11 @@ def test_an_end_of_turn_is_never_shown_as_text() -> None:
 
 
 def test_loading_a_gguf_file_adds_them(tmp_path: Path) -> None:
-    out = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
-    for key, value in chat().items():
-        add = {str: out.add_string, int: out.add_uint32, bool: out.add_bool, list: out.add_array}[type(value)]
-        add(key, value if value != [] else ["a b"])
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.close()
-    assert Tokenizer.load(tmp_path / "m.gguf").eos_ids == {BASE_END, TURN_END}
+    keys = chat()
+    keys["tokenizer.ggml.tokens"].append("ab")
+    keys["tokenizer.ggml.token_type"].append(1)
+    files = write_metadata(tmp_path, {**keys, "tokenizer.ggml.merges": ["a b"]})
+    assert Tokenizer.load(files.path).eos_ids == {BASE_END, TURN_END}
 
 
 @pytest.mark.parametrize(
