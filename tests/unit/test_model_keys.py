@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -137,6 +136,13 @@ def test_a_key_is_known_by_family(architecture: str, changes: dict[str, Any], wo
         from_hf(small(architecture, **changes))
 
 
+def test_qwen_s_windows_begin_where_transformers_begins_them() -> None:
+    raw = small("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=8)
+    assert from_hf(raw).windows == (None,) * 28 + (8, 8)
+    kinds = transformers.Qwen2Config(**{k: v for k, v in raw.items() if k != "architectures"}).layer_types
+    assert [kind == "sliding_attention" for kind in kinds] == [False] * 28 + [True] * 2
+
+
 def test_smollm3_has_its_windows_where_it_does_not_rotate() -> None:
     raw = small("SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=8, max_window_layers=2)
     assert from_hf(raw).windows == tuple(8 if (i + 1) % 4 == 0 else None for i in range(30))
@@ -197,8 +203,57 @@ def test_gguf_keys_that_change_nothing_are_accepted() -> None:
     assert from_gguf({**GGUF, **more}, ()) == plain
 
 
-def test_the_description_covers_every_field() -> None:
-    """Two models that differ in one field of the description never share a fingerprint's input."""
-    first = from_hf(small())
-    assert dataclasses.asdict(first)["rope"]["truncate"] is True
-    assert "attention_factor" in dataclasses.asdict(first)["rope"]
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2.5, float("nan"), float("inf"), "", "x", [], [1], ["x"], [{}], [None] * 30,
+    {}, {"x": 1}, {"rope_type": "yarn"}, {"rope_type": {}}, {"type": []},
+    {"rope_type": "llama3", "factor": []},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B-Instruct", "Qwen2.5-7B-Instruct, long texts", "SmolLM3-3B"])
+def test_any_value_of_any_key_is_read_or_refused(name: str) -> None:
+    """Nothing but ModelLoadError leaves the reader, whatever stands in the file."""
+    raw = PUBLISHED[name]
+    refused_at = 0
+    for key in [*raw, "layer_types", "rope_parameters", "sliding_window", "head_dim", "no_rope_layers"]:
+        for value in ODD:
+            try:
+                from_hf({**raw, key: value})
+            except ModelLoadError:
+                refused_at += 1
+    for key in [*(raw["rope_scaling"] or {}), "beta_fast", "truncate", "mscale", "attn_factor", "rope_theta"]:
+        for value in ODD:
+            try:
+                from_hf({**raw, "rope_scaling": {**(raw["rope_scaling"] or {}), key: value}})
+            except ModelLoadError:
+                refused_at += 1
+    assert refused_at > 200
+
+
+def test_any_value_of_any_quantisation_key_is_read_or_refused(tmp_path: Path) -> None:
+    config = PUBLISHED["Llama-3.1-8B-Instruct-quantized.w8a8"]["quantization_config"]
+    group = config["config_groups"]["group_0"]
+    changed = [{**config, key: value} for key in [*config, "sparsity_config"] for value in ODD]
+    for key in group:
+        changed += [{**config, "config_groups": {"group_0": {**group, key: value}}} for value in ODD]
+    for key in group["weights"]:
+        weights = [{**group["weights"], key: value} for value in ODD]
+        changed += [{**config, "config_groups": {"g": {**group, "weights": each}}} for each in weights]
+    refused_at = 0
+    for each in changed:
+        try:
+            read_scheme(tmp_path, {"quantization_config": each})
+        except ModelLoadError:
+            refused_at += 1
+    assert refused_at > 200
+
+
+def test_any_value_of_any_gguf_key_is_read_or_refused() -> None:
+    refused_at = 0
+    for key in [*GGUF, "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.attention.key_length"]:
+        for value in ODD:
+            try:
+                from_gguf({**GGUF, key: value}, ())
+            except ModelLoadError:
+                refused_at += 1
+    assert refused_at > 100

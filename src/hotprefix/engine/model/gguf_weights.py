@@ -8,6 +8,7 @@ two halves of a head as Hugging Face does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d*)\.(\w+)\.(weight|bias)")
 
 
 class GgufWeights:
@@ -56,8 +58,7 @@ class GgufWeights:
         stated = metadata.get("split.tensors.count", len(self._tensors))
         if stated != len(self._tensors):
             raise ModelLoadError(f"{path} and its other parts hold {len(self._tensors)} tensors of {stated}")
-        names = _name_map(int(metadata.get(f"{metadata.get('general.architecture')}.block_count", 0)))
-        self._names = {ours: theirs for ours, theirs in names.items() if theirs in self._tensors}
+        self._names = _name_map(self._tensors)
         self.config: ModelConfig = from_gguf(metadata, self._names)
         unknown = sorted(self._tensors.keys() - set(self._names.values()))
         if unknown:
@@ -141,13 +142,17 @@ class GgufBlocks:
         return Blocks(form, _pair_halves(tensor, heads) if heads else tensor)
 
 
-def _name_map(layers: int) -> dict[str, str]:
-    """Hugging Face's name -> GGUF's, of every tensor that could be there."""
-    names = dict(_GLOBAL)
-    for i in range(layers):
-        for ours, theirs in _LAYER.items():
-            for part in ("weight", "bias"):
-                names[f"model.layers.{i}.{ours}.{part}"] = f"blk.{i}.{theirs}.{part}"
+def _name_map(theirs: Collection[str]) -> dict[str, str]:
+    """Hugging Face's name -> GGUF's, of each of the file's tensors that has one."""
+    known = {gguf_name: name for name, gguf_name in _GLOBAL.items()}
+    layer = {gguf_name: name for name, gguf_name in _LAYER.items()}
+    names = {}
+    for name in theirs:
+        block = _BLOCK.fullmatch(name)
+        if name in known:
+            names[known[name]] = name
+        elif block is not None and block[2] in layer:
+            names[f"model.layers.{block[1]}.{layer[block[2]]}.{block[3]}"] = name
     return names
 
 

@@ -209,11 +209,10 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
     kinds = fields.items("layer_types")
     if kinds is None:
         return None
-    unknown = {kind for kind in kinds if kind not in (FULL, SLIDING)}
+    unknown = {repr(kind) for kind in kinds if kind not in (FULL, SLIDING)}
     if unknown:
         raise ModelLoadError(
-            f"config.json: layer_types has {', '.join(sorted(map(repr, unknown)))}; supported: {FULL}, "
-            f"{SLIDING}"
+            f"config.json: layer_types has {', '.join(sorted(unknown))}; supported: {FULL}, {SLIDING}"
         )
     if len(kinds) != layers:
         raise ModelLoadError(

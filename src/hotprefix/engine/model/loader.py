@@ -142,6 +142,8 @@ def _load_directory(path: Path, cache_dir: Path) -> Loaded:
         raw = json.loads((path / "config.json").read_text("utf-8"), object_pairs_hook=_without_repeats)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path / 'config.json'}: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{path / 'config.json'} is not an object with named values")
     scheme = read_scheme(path, raw)
     config = from_hf(raw)
     files = directory_files(path)

@@ -96,7 +96,7 @@ def _compressed_tensors(fields: Fields) -> Scheme:
             "compressed-tensors", f"config_groups={', '.join(groups)}", " with several kinds of weights"
         )
     sparsity = fields.get("sparsity_config", {})
-    if sparsity and sparsity.get("format") != "dense":
+    if sparsity and not (isinstance(sparsity, Mapping) and sparsity.get("format") == "dense"):
         raise _refused("compressed-tensors", f"sparsity_config={shown(sparsity)}")
     fields.finish(
         {"ignore", "kv_cache_scheme", "global_compression_ratio", "version"},

@@ -29,8 +29,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """Key -> number, bool, str or list of them, of a whole file or of a split file's first part. Raises
     ModelLoadError."""
     metadata = _read(path)
-    if number := metadata.get(_SPLIT_NUMBER, 0):
-        first = _part(path, 0, metadata.get(_SPLIT_COUNT, 0))
+    if number := _whole(metadata, _SPLIT_NUMBER):
+        first = _part(path, 0, _whole(metadata, _SPLIT_COUNT))
         raise ModelLoadError(
             f"{path} is part {number + 1} of a split GGUF file: give its first part"
             f"{'' if first is None else f', {first}'}"
@@ -41,7 +41,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def parts(path: Path, metadata: dict[str, Any]) -> list[Path]:
     """The files of a model, in order: `path` alone, or with the other parts of a split file beside it.
     metadata: of `path`. Raises ModelLoadError if a part is absent or another model's."""
-    count = metadata.get(_SPLIT_COUNT, 0)
+    count = _whole(metadata, _SPLIT_COUNT)
     if count < 2:
         return [path]
     found = [_part(path, number, count) for number in range(count)]
@@ -67,6 +67,11 @@ def _part(path: Path, number: int, count: int) -> Path | None:
     if name is None or int(name[2]) != count:
         return None
     return path.with_name(f"{name[1]}-{number + 1:05}-of-{count:05}{name[3]}")
+
+
+def _whole(metadata: dict[str, Any], key: str) -> int:
+    value = metadata.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _read(path: Path) -> dict[str, Any]:
