@@ -1,4 +1,5 @@
-"""`config.json` of published models, key for key (sizes and layers as published). Not a test itself."""
+"""The keys that `config.json` of published models carries, by family; values where they matter. Not a test
+itself."""
 
 from __future__ import annotations
 
