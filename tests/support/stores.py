@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hotprefix.engine.stores.base import NOTHING
 from hotprefix.engine.stores.config import WorkerConfig
+from hotprefix.engine.stores.errors import PageError, Reason
 from hotprefix.engine.stores.fetches import Fetched, FetchId
 from hotprefix.engine.stores.frame import pack
 from hotprefix.engine.stores.worker import StoreWorker
@@ -59,7 +61,7 @@ class ScriptedStore:
         self.removed: list[bytes] = []
         self.closed = 0
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
         self.gets.append(tuple(keys))
         self.entered.release()
         if (hang := self.hang) is not None:
@@ -90,6 +92,9 @@ class ScriptedStore:
 
     def describe(self) -> str:
         return "scripted"
+
+    def passed_over(self) -> Mapping[Reason, int]:
+        return NOTHING
 
     def wait_entered(self) -> None:
         assert self.entered.acquire(timeout=PATIENCE_S), "the store was not asked"

@@ -46,7 +46,8 @@ def numbered(start: int = 10_001) -> tuple[Insight, Iterator[int]]:
         return filled(LinkStats, failures=failures, last_error="down", breaker=BreakerState.OPEN)
 
     store = filled(StoreStats, store="file:///secret/path", read=link(), write=link(),
-                   endings={"complete": next(n), **{reason: next(n) for reason in Reason}})  # fmt: skip
+                   endings={"complete": next(n), **{reason: next(n) for reason in Reason}},
+                   chores_lost={Reason.BUSY: next(n)}, passed_over={Reason.DENIED: next(n)})  # fmt: skip
     return filled(
         Insight, l2=filled(Occupancy), throughput=tuple(filled(Throughput, window_s=w) for w in (30, 300)),
         kernel=filled(Counters), host=filled(HostCounters), prefetch=filled(PrefetchCounters), store=store,

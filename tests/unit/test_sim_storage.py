@@ -22,14 +22,21 @@ from tests.support.stores import ScriptedStore
 
 def test_a_store_forgets_the_page_used_longest_ago() -> None:
     store = Store(3)
-    for key in (b"a", b"b", b"c"):
-        store.put(key)
+    for key, parent in ((b"a", None), (b"b", b"a"), (b"c", None)):
+        store.put(key, parent)
     store.touch([b"a", b"b"])
     store.put(b"d")  # c was used longest ago
     assert [store.leading((key,)) for key in (b"a", b"b", b"c", b"d")] == [1, 1, 0, 1]
-    store.put(b"e")  # of a chain the root was used last
+    store.put(b"e")  # of a chain the root goes last
     assert [store.leading((key,)) for key in (b"a", b"b", b"d", b"e")] == [1, 0, 1, 1]
     assert store.leading((b"a", b"x", b"d")) == 1
+
+
+def test_a_prefix_longer_than_the_store_keeps_its_beginning() -> None:
+    store = Store(3)
+    for key, parent in zip(b"abcdef", [None, *b"abcde"], strict=True):
+        store.put(bytes([key]), None if parent is None else bytes([parent]))
+    assert store.leading(tuple(bytes([key]) for key in b"abcdef")) == len(store) == 3
 
 
 def test_a_transfer_waits_for_the_one_before_it() -> None:
@@ -71,11 +78,11 @@ def test_the_engine_gives_up_a_fetch_that_the_same_plan_begins() -> None:
         storage.close()
 
 
-def test_a_store_too_small_for_a_prefix_is_of_no_use() -> None:
+def test_a_store_too_small_for_a_prefix_gives_its_beginning() -> None:
     tiers = TierConfig(500, storage=True, min_fetch_pages=1, fetch_s_per_page=1e-9, restore_s_per_page=1e-9)
     trace = [request(f"r{i}", range(10), arrival=float(i)) for i in range(3)]
     tables = replay(trace, instances=3, tiers=tiers, storage_pages=2)
-    assert tables.requests["cached_l3"].to_list() == [0, 0, 0]
+    assert tables.requests["cached_l3"].to_list() == [0, 2 * BLOCK, 2 * BLOCK]
 
 
 def whole(name: str, first: int, pages: int, **more: object) -> TraceRequest:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from hotprefix.engine.stores.errors import LinkError, Reason
+from hotprefix.engine.stores.errors import LinkError, PageError, Reason
 from hotprefix.engine.stores.file import MIN_QUOTA, FileStore
+from hotprefix.engine.stores.frame import HEADER_BYTES, VERSION, pack
 from tests.support.stores import key, keys
 
 SIZE = 100_000
@@ -27,6 +30,20 @@ def make(path: Path, *numbers: int, quota: int = MIN_QUOTA) -> FileStore:
     for number in numbers:
         store.put(key(number), page(number))
     return store
+
+
+def make_chain(path: Path, *numbers: int) -> FileStore:
+    """Each page is the parent of the next."""
+    store = make(path)
+    parent = None
+    for number in numbers:
+        store.put(key(number), pack(key(number), page(number, SIZE - HEADER_BYTES), parent))
+        parent = key(number)
+    return store
+
+
+def held(store: FileStore, numbers: Sequence[int]) -> list[int]:
+    return [n for n, data in zip(numbers, store.get(keys(*numbers)), strict=True) if data is not None]
 
 
 def kept(store: FileStore, numbers: Sequence[int]) -> list[int]:
@@ -100,7 +117,8 @@ def test_the_quota_holds_after_every_put_and_the_oldest_go_first(tmp_path: Path)
 
 def test_used_pages_stay_though_only_touched(tmp_path: Path) -> None:
     store = make(tmp_path, *range(FITS))
-    store.touch(keys(0, 1))
+    for number in (1, 0):
+        store.touch(keys(number))
     for number in range(10, 14):
         store.put(key(number), page(number))
     assert kept(store, range(14)) == [0, 1, 6, 7, 8, 10, 11, 12, 13]
@@ -117,20 +135,20 @@ def test_touched_pages_go_before_newer_ones(tmp_path: Path) -> None:
 
 def test_a_touched_page_is_weighed_against_newer_ones(tmp_path: Path) -> None:
     """Touched before the others were put: older than they, though the index learns it only now."""
-    store = make(tmp_path, 0, 1, 2, 3)
+    store = make_chain(tmp_path, 0, 1, 2, 3)
     store.touch(keys(0, 1, 2, 3))
     for number in (4, 5, 6, 7, 8, 10):
         store.put(key(number), page(number))
-    assert kept(store, range(11)) == [0, 1, 2, 4, 5, 6, 7, 8, 10]
+    assert held(store, range(11)) == [0, 1, 2, 4, 5, 6, 7, 8, 10]
 
 
 def test_a_chains_tail_goes_before_its_head(tmp_path: Path) -> None:
     """Handed cases 56, 57: saved head first, in two runs, then touched as one chain."""
-    store = make(tmp_path, *range(FITS))
+    store = make_chain(tmp_path, *range(FITS))
     store.touch(keys(*range(FITS)))
     for number in range(10, 14):
         store.put(key(number), page(number))
-    assert kept(store, range(FITS)) == [0, 1, 2, 3, 4]
+    assert held(store, range(FITS)) == [0, 1, 2, 3, 4]
 
 
 def test_another_process_touch_counts(tmp_path: Path) -> None:
@@ -157,6 +175,91 @@ def test_a_page_larger_than_the_quota_is_refused(tmp_path: Path) -> None:
     store = make(tmp_path, 1)
     assert reason_of(store.put, key(2), bytes(MIN_QUOTA)) is Reason.FULL
     assert kept(store, [1]) == [1]
+
+
+@pytest.mark.parametrize("hours", [-1, 1000])
+def test_a_clock_that_is_set_back_changes_no_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """New pages do not go first for an hour; a process that starts after the jump agrees."""
+    real, jump = time.time_ns, [0]
+    monkeypatch.setattr(time, "time_ns", lambda: real() + jump[0])
+    store = make(tmp_path, *range(FITS))
+    for jump[0] in (hours * 3_600 * 10**9, 0):
+        for number in (20, 21):
+            store.put(key(number + jump[0]), page(number))
+        store = make(tmp_path)
+    survivors = list(range(4, FITS))
+    assert kept(store, range(FITS)) == survivors
+    (tmp_path / "l3" / f"v{VERSION}" / "index.db").unlink()
+    for number in (30, 31):
+        store.put(key(number), page(number))
+    assert kept(store, range(FITS)) == survivors[2:], "the files tell the order too"
+
+
+class Undeletable:
+    """Makes deleting these pages' files fail. left: how many times each was tried."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
+        self.tried: Counter[str] = Counter()
+        names, real = {key(number).hex() for number in numbers}, Path.unlink
+
+        def unlink(path: Path, missing_ok: bool = False) -> None:
+            if path.name in names:
+                self.tried[path.name] += 1
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            real(path, missing_ok=missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", unlink)
+
+
+def test_a_file_that_cannot_be_deleted_is_stepped_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays, its room stays taken, everything else goes on; it is tried again after all others."""
+    store = make(tmp_path, *range(FITS))
+    stuck = Undeletable(monkeypatch, 0)
+    for number in range(10, 10 + 2 * FITS):
+        store.put(key(number), page(number))
+        assert disk_bytes(tmp_path) <= MIN_QUOTA
+    assert held(store, range(40)) == [0, *range(11 + FITS, 10 + 2 * FITS)]
+    assert stuck.tried.total() == 3, "once in each round"
+    assert store.passed_over() == {Reason.DENIED: 3}
+
+
+def test_a_chain_whose_tail_cannot_be_deleted_goes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_chain(tmp_path, *range(FITS))
+    Undeletable(monkeypatch, FITS - 1)
+    for number in range(10, 14):
+        store.put(key(number), page(number))
+    assert held(store, range(FITS)) == [0, 1, 2, 3, FITS - 1]
+
+
+def test_when_no_file_can_be_deleted_the_quota_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make(tmp_path, *range(FITS))
+    Undeletable(monkeypatch, *range(FITS))
+    assert reason_of(store.put, key(10), page(10)) is Reason.DENIED
+    assert disk_bytes(tmp_path) <= MIN_QUOTA
+    assert kept(store, range(11)) == list(range(FITS))
+
+
+def test_files_that_others_delete_cost_no_room_for_long(tmp_path: Path) -> None:
+    """Rows of vanished files would push out pages that are there; after a few all are looked for."""
+    small, count = 4_000, 220
+    store = FileStore(tmp_path / "l3", MIN_QUOTA)
+    for number in range(count):
+        store.put(key(number), page(number, small))
+    early = range(0, count, 2)
+    for number in early:
+        next((tmp_path / "l3").rglob(key(number).hex())).unlink()
+    for number in range(1000, 1100):
+        store.put(key(number), page(number, small))
+    lost = [n for n in range(1, count, 2) if store.get(keys(n)) == [None]]
+    assert len(lost) <= 64 + 2, "without that look one page for each row is lost: half of them"
 
 
 # -- trouble ------------------------------------------------------------------------------------------
@@ -203,7 +306,7 @@ def test_a_disk_that_stays_full_leaves_no_half_page_and_recovers(
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(errno.EACCES, Reason.DENIED), (errno.EROFS, Reason.DENIED), (errno.EIO, Reason.FAILED)],
+    [(errno.ESTALE, Reason.DOWN), (errno.EROFS, Reason.DENIED), (errno.ENOMEM, Reason.FAILED)],
 )
 def test_errors_of_the_system_have_reasons(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: Reason
@@ -219,13 +322,40 @@ def test_errors_of_the_system_have_reasons(
     assert reason_of(store.get, keys(1)) is reason
 
 
-def test_a_read_that_fails_later_keeps_what_came(tmp_path: Path) -> None:
+class FailingReads:
+    """Makes reading one page fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, code: int) -> None:
+        real, name = Path.read_bytes, key(number).hex()
+
+        def read_bytes(path: Path) -> bytes:
+            if path.name == name:
+                raise OSError(code, os.strerror(code))
+            return real(path)
+
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+
+
+def test_a_read_that_fails_later_keeps_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(tmp_path, 1, 2, 3)
-    path = next((tmp_path / "l3").rglob(key(2).hex()))
-    path.unlink()
-    path.mkdir()
+    FailingReads(monkeypatch, 2, errno.ESTALE)
     assert store.get(keys(1, 2, 3)) == [page(1)]
-    assert reason_of(store.get, keys(2, 3)) is Reason.FAILED
+    assert reason_of(store.get, keys(2, 3)) is Reason.DOWN
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(errno.EIO, Reason.UNREADABLE), (errno.EISDIR, Reason.UNREADABLE), (errno.EACCES, Reason.DENIED)],
+)
+def test_a_page_that_cannot_be_read_is_no_fault_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: Reason
+) -> None:
+    store = make(tmp_path, 1, 2, 3)
+    FailingReads(monkeypatch, 2, code)
+    first, second, third = store.get(keys(1, 2, 3))
+    assert (first, third) == (page(1), page(3))
+    assert isinstance(second, PageError)
+    assert second.reason is reason
 
 
 def test_a_path_that_cannot_be_a_folder_is_down(tmp_path: Path) -> None:
@@ -239,7 +369,7 @@ def test_a_path_that_cannot_be_a_folder_is_down(tmp_path: Path) -> None:
 def test_a_damaged_index_is_made_anew_from_the_folder(tmp_path: Path, damage: str) -> None:
     """Whether the store had it open or not; pages stay, and so does the quota."""
     store = make(tmp_path, *range(FITS))
-    path = tmp_path / "l3" / "v1" / "index.db"
+    path = tmp_path / "l3" / f"v{VERSION}" / "index.db"
     contents = {"rubbish": b"not an index " * 999, "zeros": bytes(4096), "other": b""}
     if damage == "deleted":
         path.unlink()
@@ -253,7 +383,7 @@ def test_a_damaged_index_is_made_anew_from_the_folder(tmp_path: Path, damage: st
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "l3" / "v1" / "ab"
+    folder = tmp_path / "l3" / f"v{VERSION}" / "ab"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
     make(tmp_path, *range(30))

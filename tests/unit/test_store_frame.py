@@ -7,11 +7,13 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_128
 
 from hotprefix.engine.stores.errors import PageError, Reason
-from hotprefix.engine.stores.frame import HEADER_BYTES, VERSION, pack, unpack
+from hotprefix.engine.stores.frame import HEADER_BYTES, VERSION, pack, parent_of, unpack
 
 KEY = bytes(range(32))
+PARENT = bytes(range(100, 132))
 PAYLOAD = bytes(range(256)) * 3
 
 
@@ -28,11 +30,19 @@ def test_a_page_comes_back_whole(payload: bytes, key: bytes) -> None:
 
 def test_the_layout_is_fixed() -> None:
     """Another process, release or hash seed reads the same bytes (handed case 51)."""
-    framed = pack(KEY, b"abc")
-    assert framed[:8] == b"hPKV\x01\x00\x00\x00"
-    assert framed[8:48] == KEY + struct.pack("<Q", 3)
-    assert framed[48:64].hex() == "2d25b67ac50e1284afafdd1b93b5eba8"
-    assert framed[64:] == b"abc"
+    framed = pack(KEY, b"abc", PARENT)
+    assert framed[:8] == b"hPKV\x02\x00\x00\x00"
+    assert framed[8:80] == KEY + PARENT + struct.pack("<Q", 3)
+    assert framed[80:96] == xxh3_128(framed[:80] + b"abc").digest()
+    assert framed[80:96].hex() == "b8325fe3d35eeecec8a651a9066ecefd"
+    assert framed[96:] == b"abc"
+
+
+def test_a_frame_tells_the_page_before_it() -> None:
+    assert parent_of(pack(KEY, PAYLOAD, PARENT)) == PARENT
+    assert parent_of(pack(KEY, PAYLOAD, PARENT)[:HEADER_BYTES]) == PARENT
+    assert parent_of(pack(KEY, PAYLOAD)) is None
+    assert [parent_of(data) for data in (b"", b"short", bytes(200), b"JUNK" * 50)] == [None] * 4
 
 
 def test_every_flipped_bit_of_every_byte_is_found() -> None:

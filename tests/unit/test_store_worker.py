@@ -80,7 +80,7 @@ def damaged(number: int, reason: Reason) -> bytes:
     [Reason.TRUNCATED, Reason.CORRUPTED, Reason.WRONG_KEY, Reason.FOREIGN_VERSION, Reason.WRONG_LENGTH],
 )
 def test_a_bad_page_is_a_counted_miss_and_leaves_the_store(make: Any, reason: Reason) -> None:
-    """Handed case 97. A foreign format is not ours to delete."""
+    """Handed case 97. Another format has a place of its own, so a page that tells of one here is damaged."""
     h = make(1, 2, 3)
     h.store.pages[key(2)] = damaged(2, reason)
     fetched = h.fetch("a", 1, 2, 3)
@@ -91,7 +91,7 @@ def test_a_bad_page_is_a_counted_miss_and_leaves_the_store(make: Any, reason: Re
     assert stats.endings == {reason: 1}
     assert stats.read.breaker is BreakerState.CLOSED
     assert h.worker.drain(PATIENCE_S)
-    assert h.store.removed == ([] if reason is Reason.FOREIGN_VERSION else [key(2)])
+    assert h.store.removed == [key(2)]
 
 
 def test_a_failed_put_is_not_found_later(make: Any) -> None:
@@ -470,11 +470,11 @@ def test_a_full_store_still_gives_pages_and_takes_them_again_later(make: Any) ->
 
 
 def test_close_ends_every_thread_fetch_and_put(make: Any) -> None:
-    h = make(1, readers=3, writers=2)
+    h = make(1, readers=3)
     h.worker.submit_fetch("a", keys(1))
     h.wait()
     before = {thread.name for thread in threading.enumerate()}
-    assert sum(name.startswith("hotprefix-store") for name in before) >= 5
+    assert sum(name.startswith("hotprefix-store") for name in before) >= 4
     assert h.worker.close() == 0
     assert h.worker.stats().threads == 0
     assert h.store.closed == 1

@@ -22,7 +22,7 @@ from hotprefix.engine.kvpool import KVPool
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.plan import Copy, StepPlan
 
-Put = Callable[[bytes, bytes], object]
+Put = Callable[[bytes, bytes | None, bytes], object]
 Units = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
@@ -38,7 +38,7 @@ class LinkCounters:
 
 
 class HostPool:
-    """`pages` pages beside an L1 pool. put(key, payload): takes pages on their way to L3, copied."""
+    """`pages` pages beside an L1 pool. put(key, parent, payload): takes pages on their way to L3, copied."""
 
     def __init__(self, pool: KVPool, pages: int, put: Put | None = None) -> None:
         """Raises ConfigError where the memory is not there."""
@@ -68,7 +68,7 @@ class HostPool:
         """Make the plan's copies; returns the seconds its restores took."""
         for store in plan.stores:
             if self._put is not None:
-                self._put(store.key, self.read(store.page))
+                self._put(store.key, store.parent, self.read(store.page))
         if plan.saves:
             begun = time.perf_counter()
             self._save(*_indices(plan.saves))

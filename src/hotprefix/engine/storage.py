@@ -26,9 +26,9 @@ class Storage:
         config = WorkerConfig(page_bytes=page_bytes, timeout_s=timeout_s)
         self._worker = StoreWorker(store, config, on_ready=self._ready.set)
 
-    def put(self, key: bytes, payload: bytes) -> None:
-        """Write a page in the background; dropped and counted where the worker is too busy."""
-        self._worker.submit_put(key, payload)
+    def put(self, key: bytes, parent: bytes | None, payload: bytes) -> None:
+        """Write a page in the background; dropped and counted if the worker is too busy."""
+        self._worker.submit_put(key, payload, parent)
 
     def begin(self, plan: StepPlan) -> None:
         """Start the plan's fetches, then give up its cancels: a plan may give up what it begins."""

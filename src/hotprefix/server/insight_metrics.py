@@ -189,11 +189,16 @@ def _store(store: StoreStats) -> Iterator[Metric]:
             breaker.add_metric([link, state.value], float(stats.breaker is state))
         for reason, count in sorted(stats.failures.items()):
             failures.add_metric([link, str(reason)], count)
-    endings = CounterMetricFamily("hotprefix_store_fetches_ended", "Fetches, by how they ended.",
-                                  labels=["ending"])  # fmt: skip
-    for ending, count in sorted(store.endings.items()):
-        endings.add_metric([str(ending)], count)
-    yield from (calls, failures, opened, breaker, endings)
+    yield from (calls, failures, opened, breaker)
+    for name, text, label, counts in (
+        ("fetches_ended", "Fetches, by how they ended.", "ending", store.endings),
+        ("chores_lost", "Touches and removals that were not done.", "reason", store.chores_lost),
+        ("passed_over", "Pages that could not be deleted when their turn came.", "reason", store.passed_over),
+    ):
+        family = CounterMetricFamily(f"hotprefix_store_{name}", text, labels=[label])
+        for word, count in sorted(counts.items()):
+            family.add_metric([str(word)], count)
+        yield family
     for name, text in TEXTS["store"].items():
         kind = GaugeMetricFamily if name in STORE_GAUGES else CounterMetricFamily
         yield kind(f"hotprefix_store_{name}", text, value=getattr(store, name))

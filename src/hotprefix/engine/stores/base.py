@@ -1,30 +1,36 @@
 """The external store contract. Owns: `Store`, what every L3 store does.
 
-Rules: a store maps 32-byte page keys to framed pages (`frame.py`) and understands neither. Its methods
-block and are called from worker threads (`worker.py`), several at once; the engine's own thread never
-calls them. They raise `LinkError` and nothing else. Making a store contacts nothing. A page put under a
-key replaces what was there, whole or not at all: no reader ever sees half a page.
+Rules: a store maps 32-byte page keys to framed pages (`frame.py`), of which it understands no more than which
+page comes before which. Its methods block and are called from worker threads (`worker.py`), several at once;
+the engine's own thread never calls them. They raise `LinkError`, or `PageError` where it is this page's trouble
+alone, and nothing else. Making a store contacts nothing. A page put under a key replaces what was there, whole
+or not at all: no reader ever sees half a page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from hotprefix.engine.stores.errors import PageError, Reason
+
 KEY_BYTES = 32
+NOTHING: Mapping[Reason, int] = {}
 
 
 class Store(Protocol):
     """One external store. Runs of keys are in chain order: a page's parent comes before it."""
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The framed pages of `keys` in order, None = not there. May be shorter than `keys`, though
-        never empty: the caller asks again for the rest. A failure behind the first key ends the list;
-        a failure at the first key is raised."""
+    def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
+        """The framed pages of `keys` in order, None = not there, an error = there but of no use. May be
+        shorter than `keys`, though never empty: the caller asks again for the rest. A failure of the store
+        behind the first key ends the list; one at the first key is raised."""
         ...
 
     def put(self, key: bytes, framed: bytes) -> None:
-        """Store one framed page."""
+        """Store one framed page. A store that evicts by itself gives up no page before those that come after
+        it, and takes none whose parent it lacks (missing), nor one for which the parent would have to go
+        (full): what it holds can be reused from the first page on."""
         ...
 
     def present(self, keys: Sequence[bytes]) -> int:
@@ -32,9 +38,9 @@ class Store(Protocol):
         ...
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Make the run the most recently used, its first key most of all, so that eviction takes its
-        tail first (handed cases 56, 57). Absent keys are ignored. Does nothing where recency is not
-        ours to set."""
+        """Make the run the most recently used, so that eviction takes its tail last of all tails, and before
+        its head (handed cases 56, 57). Absent keys are ignored. Does nothing where recency is not ours to
+        set."""
         ...
 
     def remove(self, key: bytes) -> None:
@@ -47,4 +53,8 @@ class Store(Protocol):
 
     def describe(self) -> str:
         """Where the store is, for people; never holds a secret."""
+        ...
+
+    def passed_over(self) -> Mapping[Reason, int]:
+        """How many pages could not be deleted when their turn came, by reason: they stay, and others go."""
         ...

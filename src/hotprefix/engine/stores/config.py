@@ -19,14 +19,13 @@ class WorkerConfig:
 
     page_bytes: int
     readers: int = 2
-    writers: int = 1
     timeout_s: float = 1.0
     max_inflight_bytes: int = 256 * MIB
     batch_bytes: int = 4 * MIB
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
     def __post_init__(self) -> None:
-        if min(self.page_bytes, self.readers, self.writers, self.batch_bytes) < 1 or self.timeout_s <= 0:
+        if min(self.page_bytes, self.readers, self.batch_bytes) < 1 or self.timeout_s <= 0:
             raise ConfigError(f"sizes, thread counts and time limits must be positive: {self}")
         if self.max_inflight_bytes < self.page_bytes:
             raise ConfigError(

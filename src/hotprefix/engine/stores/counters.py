@@ -21,8 +21,8 @@ COMPLETE = "complete"
 class LinkStats:
     """One direction between host memory and the store. calls: requests made to the store. seconds:
     time spent in them, over all threads. failures: read link: unusable pages, and calls that failed or
-    overran the time limit; write link: pages not stored, whoever refused them. Absent pages are no
-    failure. last_error: the latest failure's message. opened: how often the breaker opened."""
+    overran the time limit; write link: pages not stored, whoever refused them, and calls that overran the
+    limit, whose page may be there late. Absent pages are no failure. last_error: the latest failure's message. opened: how often the breaker opened."""
 
     calls: int
     pages: int
@@ -39,7 +39,9 @@ class StoreStats:
     """A worker's counters and gauges. endings: how fetches ended, `complete` or their reason (missing
     is the usual one), cancelled ones included. shared_pages: pages a fetch got from a read that another
     fetch had begun (single flight). late_pages: pages that came when nobody waited for them any more,
-    dropped. known_pages: puts of pages the store had already. Gauges: active fetches, reserved_bytes
+    dropped. known_pages: puts of pages the store had already. chores_lost: touches, and removals of
+    unusable pages, that were not done. passed_over: files that could not be deleted when their turn came.
+    Gauges: active fetches, reserved_bytes
     of host memory behind them, queued puts and their bytes, threads that live."""
 
     store: str
@@ -49,6 +51,8 @@ class StoreStats:
     shared_pages: int
     late_pages: int
     known_pages: int
+    chores_lost: Mapping[Reason, int]
+    passed_over: Mapping[Reason, int]
     active_fetches: int
     reserved_bytes: int
     queued_puts: int

@@ -1,9 +1,9 @@
 """Why an external store did not give a page. Owns: `Reason` and the stores' branch of the error tree.
 
 Rules: every failure has exactly one reason of the fixed list below; counters, events and metrics use
-these words. `PageError` means the store answered, but not with a usable page; `LinkError` means the
-store itself is in trouble, and feeds the circuit breaker. None of them ever ends a request: a page that
-does not come is recomputed.
+these words. `PageError` means the trouble of one page: the store answered, but gave no usable page or did
+not take this one; `LinkError` means the store itself is in trouble, and it alone feeds the circuit breaker.
+None of them ever ends a request: a page that does not come is recomputed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Reason(StrEnum):
     FOREIGN_VERSION = "foreign_version"
     WRONG_KEY = "wrong_key"
     WRONG_LENGTH = "wrong_length"
+    UNREADABLE = "unreadable"
     # the store is in trouble
     TIMEOUT = "timeout"
     DOWN = "down"
@@ -46,7 +47,7 @@ class StoreError(HotprefixError):
 
 
 class PageError(StoreError):
-    """The store answered, but what it gave is not the page that was asked for."""
+    """The store answered, but one page is not what was asked for, or is not taken."""
 
 
 class LinkError(StoreError):

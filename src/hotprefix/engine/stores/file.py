@@ -1,11 +1,13 @@
 """Pages in a folder, shared by any number of processes on one machine. Owns: `FileStore`.
 
-Rules: reading takes no lock. Writing does: a lock on `<root>/v1/lock` that the system takes back when a
-process dies. A page is written to `v1/incoming` and renamed, so it is there whole or not at all; a dead
+Rules: reading takes no lock. Writing does: a lock on `<root>/v2/lock` that the system takes back when a
+process dies. A page is written to `v2/incoming` and renamed, so it is there whole or not at all; a dead
 writer leaves at most that one file, and the next writer overwrites it. Nothing is synced to the disk:
 after a power loss a page may be damaged, which its checksum tells, and that is a miss like any other.
-The quota holds for pages plus index at every moment, over all processes that name the same one; pages
-used longest ago (by modification time, which `touch` sets) go first.
+The quota holds for pages plus index at every moment, over all processes that name the same one. A page goes
+after all that come after it, among those without such the one used longest ago (`index.py` keeps that order);
+so what is held can always be reused from a prefix's first page on. A file that cannot be deleted is counted
+and stepped over. The folder's name has the frame's version in it; an older version's folder is deleted.
 """
 
 from __future__ import annotations
@@ -16,24 +18,34 @@ import fcntl
 import os
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import SplitResult, unquote
 
 from hotprefix.engine.stores.base import KEY_BYTES
-from hotprefix.engine.stores.errors import LinkError, Reason
+from hotprefix.engine.stores.errors import LinkError, PageError, Reason
+from hotprefix.engine.stores.frame import HEADER_BYTES, VERSION, parent_of
 from hotprefix.engine.stores.index import FileIndex, Row
 from hotprefix.engine.stores.url import Options, parse_bytes
 from hotprefix.errors import ConfigError
 
 DEFAULT_QUOTA = "10GB"
 MIN_QUOTA = 1 << 20
+_PAGES = f"??/{'[0-9a-f]' * 2 * KEY_BYTES}"
 _SLACK = 64 << 10  # index growth and journal within one change
-_VICTIMS = 64
+_VICTIMS = 64  # pages deleted within one change of the index, and files tried in vain within one put
+_LATEST = 1 << 62  # nanoseconds: the year 2116; what a file's time says beyond it is not believed
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _DOWN = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENODEV, errno.ENXIO, errno.ESTALE}
+_OF_ONE_PAGE = {  # a bad sector or a changed mode is no reason to stop reading the others
+    errno.EIO: Reason.UNREADABLE,
+    errno.EISDIR: Reason.UNREADABLE,
+    errno.EACCES: Reason.DENIED,
+    errno.EPERM: Reason.DENIED,
+}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 _SQLITE = {
     sqlite3.SQLITE_FULL: Reason.FULL,
@@ -52,9 +64,11 @@ class FileStore:
             raise ConfigError(f"quota={quota} bytes is too small: give at least {MIN_QUOTA}", param="quota")
         self._root = root
         self._quota = quota
-        self._dir = root / "v1"
+        self._dir = root / f"v{VERSION}"
         self._mutex = threading.Lock()
         self._index: FileIndex | None = None
+        self._vanished = 0
+        self._passed_over: Counter[Reason] = Counter()
 
     @classmethod
     def from_url(cls, url: SplitResult) -> FileStore:
@@ -70,19 +84,25 @@ class FileStore:
     def describe(self) -> str:
         return f"file://{self._root}?quota={self._quota}"
 
+    def passed_over(self) -> Mapping[Reason, int]:
+        return dict(self._passed_over)
+
     # -- reading ----------------------------------------------------------------------------------
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        pages: list[bytes | None] = []
+    def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
+        pages: list[bytes | PageError | None] = []
         for key in keys:
             try:
                 pages.append(self._path(key).read_bytes())
             except (FileNotFoundError, NotADirectoryError):
                 pages.append(None)
             except OSError as error:
-                if not pages:
+                if error.errno in _OF_ONE_PAGE:
+                    pages.append(PageError(_OF_ONE_PAGE[error.errno], f"{type(error).__name__}: {error}"))
+                elif pages:
+                    break
+                else:
                     raise _link_error(error) from error
-                break
         return pages
 
     def present(self, keys: Sequence[bytes]) -> int:
@@ -97,79 +117,135 @@ class FileStore:
             count += 1
         return count
 
-    def touch(self, keys: Sequence[bytes]) -> None:
-        now = time.time_ns()
-        for depth, key in enumerate(keys):
-            with contextlib.suppress(OSError):
-                os.utime(self._path(key), ns=(now - depth * 1000,) * 2)
-
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, key: bytes, framed: bytes) -> None:
         self._change(lambda index: self._put(index, key, framed))
 
+    def touch(self, keys: Sequence[bytes]) -> None:
+        if self._index_path.exists():
+            self._change(lambda index: self._touch(index, keys))
+
     def remove(self, key: bytes) -> None:
-        self._change(lambda index: self._remove(index, key))
+        if self._index_path.exists():
+            self._change(lambda index: self._remove(index, key))
 
     def close(self) -> None:
         if self._mutex.acquire(timeout=0.1):  # else a hung disk holds it; the process's end will do
             self._drop_index()
             self._mutex.release()
 
+    def _touch(self, index: FileIndex, keys: Sequence[bytes]) -> None:
+        """The last page of what can be reused speaks for all of it."""
+        run = list(takewhile(lambda key: index.size(key) is not None, keys))
+        if run:
+            with index.change():
+                used = index.next_use()
+                index.use(run[-1], used)
+            with contextlib.suppress(OSError):  # for the day the index is made anew
+                os.utime(self._path(run[-1]), ns=(used, used))
+
     def _remove(self, index: FileIndex, key: bytes) -> None:
-        self._path(key).unlink(missing_ok=True)
-        index.change([key], [])
+        with index.change():
+            self._delete(index, key)
+
+    def _delete(self, index: FileIndex, key: bytes) -> bool | Reason:
+        """Delete a page; False: its file had gone already, a reason: it cannot be deleted."""
+        try:
+            self._path(key).unlink()
+            there = True
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        except OSError as error:
+            reason = _reason(error)
+            self._passed_over[reason] += 1
+            index.set_aside(key)
+            return reason
+        index.drop(key)
+        return there
 
     def _put(self, index: FileIndex, key: bytes, framed: bytes) -> None:
-        size = len(framed)
+        size, parent = len(framed), parent_of(framed)
         budget = self._quota - index.file_bytes - _SLACK
         if size > budget:
             raise LinkError(Reason.FULL, f"a page of {size} bytes does not fit a quota of {self._quota}")
-        self._evict(index, rows=index.total + size - budget, disk=0)
+        if parent is not None and index.size(parent) is None:
+            raise PageError(Reason.MISSING, "the page before it is not in the store")
+        spared = (key, parent or key)
+        self._make_room(index, spared, rows=index.total + size - budget, disk=0)
         try:
-            self._write(index, key, framed)
+            self._write(index, key, parent, framed)
         except (OSError, sqlite3.Error) as error:
             if _reason(error) is not Reason.FULL:
                 raise
-            self._evict(index, rows=0, disk=size)  # others filled the disk: make room from our own
-            self._write(index, key, framed)
+            self._evict(index, spared, rows=0, disk=size)  # others filled the disk: make room from our own
+            self._write(index, key, parent, framed)
 
-    def _write(self, index: FileIndex, key: bytes, framed: bytes) -> None:
-        path, incoming, now = self._path(key), self._dir / "incoming", time.time_ns()
-        index.change([], [(key, len(framed), now)])
+    def _write(self, index: FileIndex, key: bytes, parent: bytes | None, framed: bytes) -> None:
+        path, incoming = self._path(key), self._dir / "incoming"
+        with index.change():
+            used = index.next_use()
+            index.add(Row(key, parent, len(framed), used))
         try:
             incoming.write_bytes(framed)
-            os.utime(incoming, ns=(now, now))
+            os.utime(incoming, ns=(used, used))
             path.parent.mkdir(exist_ok=True)
             incoming.replace(path)
         except OSError:
             with contextlib.suppress(OSError):
                 incoming.unlink()
             if not path.exists():
-                index.change([key], [])
+                with index.change():
+                    index.drop(key)
             raise
 
-    def _evict(self, index: FileIndex, *, rows: int, disk: int) -> None:
-        """Evict, oldest first, until `rows` bytes less are accounted for and `disk` bytes less are on
-        the disk, or nothing is left. A page used since the index last looked is only noted."""
-        while rows > 0 or disk > 0:
-            drop: list[bytes] = []
-            put: list[Row] = []
-            for key, size, used in index.oldest(_VICTIMS):
-                if (rows <= 0 and disk <= 0) or any(used > noted[2] for noted in put):
-                    break
-                path = self._path(key)
-                seen = _mtime(path)
-                if seen is not None and seen > used:
-                    put.append((key, size, seen))
-                    continue
-                path.unlink(missing_ok=True)
-                drop.append(key)
-                rows -= size
-                disk -= size if seen is not None else 0
-            if not drop and not put:
-                return
-            index.change(drop, put)
+    # -- making room ------------------------------------------------------------------------------
+
+    def _make_room(self, index: FileIndex, spared: tuple[bytes, bytes], *, rows: int, disk: int) -> None:
+        """Raises PageError where only pages before the one to be put are left, LinkError where what is left
+        cannot be deleted."""
+        lacking, reason = self._evict(index, spared, rows=rows, disk=disk)
+        if lacking > 0 and reason is not None:
+            raise LinkError(reason, f"{lacking} bytes over the quota of {self._quota}: files cannot be deleted")
+        if lacking > 0:
+            raise PageError(Reason.FULL, f"a quota of {self._quota} bytes holds no more of this prefix")
+
+    def _evict(
+        self, index: FileIndex, spared: tuple[bytes, bytes], *, rows: int, disk: int
+    ) -> tuple[int, Reason | None]:
+        """Evict until `rows` bytes less are accounted for and `disk` bytes less are on the disk, or nothing
+        is left, or too many files cannot be deleted. Returns the bytes that are lacking of `rows`, and why
+        the last of such files could not."""
+        tried, reason = 0, None
+        victim = index.next_victim(spared) if rows > 0 or disk > 0 else None
+        while victim is not None:
+            with index.change():
+                for _ in range(_VICTIMS):
+                    key, size = victim
+                    gone = self._delete(index, key)
+                    if isinstance(gone, Reason):
+                        tried, reason = tried + 1, gone
+                    else:
+                        rows -= size
+                        disk -= size if gone else 0
+                        self._vanished += not gone
+                    more = (rows > 0 or disk > 0) and tried < _VICTIMS
+                    victim = index.next_victim(spared) if more else None
+                    if victim is None:
+                        break
+        if self._vanished >= _VICTIMS:
+            self._forget_vanished(index)
+        return rows, reason
+
+    def _forget_vanished(self, index: FileIndex) -> None:
+        """Others delete our files: rows without one take the room of pages that are there. A look at every
+        file, at most once for each `_VICTIMS` rows that were found so."""
+        self._vanished = 0
+        gone = [key for key in index.keys() if not _may_be_there(self._path(key))]  # noqa: SIM118
+        for start in range(0, len(gone), _VICTIMS):
+            with index.change():
+                for key in gone[start : start + _VICTIMS]:
+                    index.drop(key)
 
     # -- the folder -------------------------------------------------------------------------------
 
@@ -217,8 +293,20 @@ class FileStore:
         if self._index is not None and (not path.exists() or path.stat().st_ino != self._index.inode):
             self._drop_index()
         if self._index is None:
+            if not path.exists():
+                self._delete_older()
             self._index = FileIndex(path, self._scan)
         return self._index
+
+    def _delete_older(self) -> None:
+        """Pages in an older format, which nobody can read, would take room beside the quota."""
+        for folder in (self._root / f"v{version}" for version in range(1, VERSION)):
+            for path in (*folder.glob(_PAGES), *(folder / name for name in ("index.db", "incoming", "lock"))):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            for path in (*folder.glob("??"), folder):
+                with contextlib.suppress(OSError):  # others' files are in it
+                    path.rmdir()
 
     def _drop_index(self) -> None:
         if self._index is not None:
@@ -226,17 +314,29 @@ class FileStore:
             self._index = None
 
     def _scan(self) -> Iterator[Row]:
-        for path in self._dir.glob(f"??/{'[0-9a-f]' * 2 * KEY_BYTES}"):
-            with contextlib.suppress(OSError):
+        for path in self._dir.glob(_PAGES):
+            with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
-                yield bytes.fromhex(path.name), stat.st_size, stat.st_mtime_ns
+                used = min(max(stat.st_mtime_ns, 0), _LATEST)
+                yield Row(bytes.fromhex(path.name), _parent_in(path), stat.st_size, used)
 
 
-def _mtime(path: Path) -> int | None:
+def _parent_in(path: Path) -> bytes | None:
     try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
+        with path.open("rb") as file:
+            return parent_of(file.read(HEADER_BYTES))
+    except OSError:
         return None
+
+
+def _may_be_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _code(error: sqlite3.Error) -> int:

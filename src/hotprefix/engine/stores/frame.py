@@ -1,10 +1,12 @@
-"""What is written around a page's bytes. Owns: `pack`, `unpack` and the frame's layout.
+"""What is written around a page's bytes. Owns: `pack`, `unpack`, `checked` and the frame's layout.
 
 Rules: a payload comes out of `unpack` only if every byte of header and payload is what `pack` wrote for
-that very key; anything else raises `PageError` with its reason. The header is 64 bytes, little endian:
+that very key; anything else raises `PageError` with its reason. The header is 96 bytes, little endian:
 
-    magic 4 | version 2 | reserved 2 (zero) | key 32 | payload length 8 | checksum 16 | payload
+    magic 4 | version 2 | reserved 2 (zero) | key 32 | parent's key 32 | payload length 8 | checksum 16 | payload
 
+A prefix's first page has no parent: 32 zeros. Every store keeps the pages of one version apart from those of
+another, under a name that has the version in it, so a page that tells of another version is a damaged one.
 The checksum is XXH3-128 over the header before it and the payload. It finds accidents (torn writes, bad
 disks, swapped files), at memory speed: a cryptographic digest would cost more than reading the page.
 It does not stop somebody who may write to the store: whoever can is trusted, as with any cache.
@@ -19,19 +21,31 @@ from xxhash import xxh3_128
 from hotprefix.engine.stores.base import KEY_BYTES
 from hotprefix.engine.stores.errors import PageError, Reason
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"hPKV"
-_HEAD = struct.Struct("<4sHH32sQ")
+_HEAD = struct.Struct("<4sHH32s32sQ")
 _DIGEST_BYTES = 16
+_NO_PARENT = bytes(KEY_BYTES)
 HEADER_BYTES = _HEAD.size + _DIGEST_BYTES
 
 
-def pack(key: bytes, payload: bytes) -> bytes:
-    """The framed page, `HEADER_BYTES` longer than the payload. Raises ValueError for a bad key."""
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"a page key has {KEY_BYTES} bytes, got {len(key)}")
-    head = _HEAD.pack(MAGIC, VERSION, 0, key, len(payload))
+def pack(key: bytes, payload: bytes, parent: bytes | None = None) -> bytes:
+    """The framed page, `HEADER_BYTES` longer than the payload. parent: the key of the page before it, None
+    for a prefix's first. Raises ValueError for a bad key."""
+    above = _NO_PARENT if parent is None else parent
+    for name in (key, above):
+        if len(name) != KEY_BYTES:
+            raise ValueError(f"a page key has {KEY_BYTES} bytes, got {len(name)}")
+    head = _HEAD.pack(MAGIC, VERSION, 0, key, above, len(payload))
     return b"".join((head, _digest(head, payload), payload))
+
+
+def parent_of(data: bytes) -> bytes | None:
+    """The parent's key that a frame, or its first `HEADER_BYTES`, tells; None where there is none to tell."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, version, _, _, parent, _ = _HEAD.unpack_from(data)
+    return parent if (magic, version) == (MAGIC, VERSION) and parent != _NO_PARENT else None
 
 
 def unpack(key: bytes, data: bytes) -> bytes:
@@ -39,7 +53,7 @@ def unpack(key: bytes, data: bytes) -> bytes:
     wrong_length (bytes behind the end) or wrong_key (a sound page of another key)."""
     if len(data) < HEADER_BYTES:
         raise PageError(Reason.TRUNCATED, f"{len(data)} bytes are less than a header of {HEADER_BYTES}")
-    magic, version, _, owner, length = _HEAD.unpack_from(data)
+    magic, version, _, owner, _, length = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise PageError(Reason.CORRUPTED, f"a page starts with {MAGIC!r}, found {magic!r}")
     if version != VERSION:
@@ -56,6 +70,19 @@ def unpack(key: bytes, data: bytes) -> bytes:
     if owner != key:
         raise PageError(Reason.WRONG_KEY, f"the page belongs to key {owner.hex()}, not {key.hex()}")
     return bytes(payload)
+
+
+def checked(key: bytes, found: bytes | PageError | None, page_bytes: int) -> bytes:
+    """The payload in what a store gave for `key`. Raises PageError as `unpack` does, the store's own one, or
+    missing where it gave nothing."""
+    if found is None:
+        raise PageError(Reason.MISSING, "not there")
+    if isinstance(found, PageError):
+        raise found
+    payload = unpack(key, found)
+    if len(payload) != page_bytes:
+        raise PageError(Reason.WRONG_LENGTH, f"a page has {page_bytes} bytes, found {len(payload)}")
+    return payload
 
 
 def _digest(head: bytes | memoryview, payload: bytes | memoryview) -> bytes:

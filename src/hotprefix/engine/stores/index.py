@@ -1,31 +1,51 @@
-"""What a store folder holds, and when it was used. Owns: `FileIndex`, a small SQLite file.
+"""What a store folder holds, in which order it goes. Owns: `FileIndex`, a small SQLite file.
 
 Rules: whoever uses it holds the folder's lock, so nothing in here ever waits for another process. A row
 is committed before its page is written and dropped after the page is gone, so the rows never say less
 than what is on the disk, whenever a process is killed; a row without a page costs room until it is
-evicted, no more. `used` is the page file's modification time, nanoseconds, as of when it was last seen.
-Not durable against power loss (no fsync): a damaged index is thrown away and made anew from the folder.
+evicted, no more. As in the kernel's tree (docs/decisions/0003) a use is written to the last page of its
+run alone, and what a page was used for passes to its parent when it goes. Uses are numbered by a clock of
+the index's own: the machine's nanoseconds where these move on, else one more than the last use; so a clock
+that is set back or forward changes no order. Not durable against power loss (no fsync): a damaged index is
+thrown away and made anew from the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = (
-    "CREATE TABLE pages (key BLOB PRIMARY KEY, bytes INTEGER NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE INDEX by_use ON pages (used)",
-    "CREATE TABLE total (bytes INTEGER NOT NULL)",
-    "INSERT INTO total VALUES (0)",
-    "CREATE TRIGGER added AFTER INSERT ON pages BEGIN UPDATE total SET bytes = bytes + new.bytes; END",
-    "CREATE TRIGGER dropped AFTER DELETE ON pages BEGIN UPDATE total SET bytes = bytes - old.bytes; END",
+    "CREATE TABLE pages (key BLOB PRIMARY KEY, parent BLOB, bytes INTEGER NOT NULL, used INTEGER NOT NULL,"
+    " children INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID",
+    "CREATE INDEX leaves ON pages (used) WHERE children = 0",
+    "CREATE INDEX below ON pages (parent)",
+    "CREATE TABLE whole (bytes INTEGER NOT NULL, clock INTEGER NOT NULL)",
+    "INSERT INTO whole VALUES (0, 0)",
+    "CREATE TRIGGER added AFTER INSERT ON pages BEGIN"
+    " UPDATE whole SET bytes = bytes + new.bytes, clock = max(clock, new.used);"
+    " UPDATE pages SET children = (SELECT count(*) FROM pages WHERE parent = new.key) WHERE key = new.key;"
+    " UPDATE pages SET children = children + 1 WHERE key = new.parent; END",
+    "CREATE TRIGGER dropped AFTER DELETE ON pages BEGIN"
+    " UPDATE whole SET bytes = bytes - old.bytes;"
+    " UPDATE pages SET children = children - 1, used = max(used, old.used) WHERE key = old.parent; END",
     f"PRAGMA user_version = {_VERSION}",
 )
 
-Row = tuple[bytes, int, int]  # key, bytes, used
+
+class Row(NamedTuple):
+    """One page. parent: the key of the page before it, None for a first one. used: its last use on the
+    index's clock, which is also its file's modification time, nanoseconds."""
+
+    key: bytes
+    parent: bytes | None
+    bytes: int
+    used: int
 
 
 class FileIndex:
@@ -49,13 +69,18 @@ class FileIndex:
             raise
 
     def _make(self, rows: Iterable[Row]) -> None:
-        with self._transaction():
+        with self.change():
             for statement in _SCHEMA:
                 self._db.execute(statement)
-            self._db.executemany("INSERT INTO pages VALUES (?, ?, ?)", rows)
+            for row in rows:
+                self._insert(row)
+
+    def _insert(self, row: Row) -> None:
+        self._db.execute("INSERT INTO pages (key, parent, bytes, used) VALUES (?, ?, ?, ?)", row)
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def change(self) -> Iterator[None]:
+        """All that is changed inside, or nothing."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -65,28 +90,56 @@ class FileIndex:
                 self._db.execute("ROLLBACK")
             raise
 
+    # -- what there is ----------------------------------------------------------------------------
+
     @property
     def total(self) -> int:
         """Bytes of all pages."""
-        return int(self._db.execute("SELECT bytes FROM total").fetchone()[0])
+        return int(self._db.execute("SELECT bytes FROM whole").fetchone()[0])
 
     @property
     def file_bytes(self) -> int:
         """Bytes the index takes itself."""
         return self._path.stat().st_size
 
-    def oldest(self, count: int) -> list[Row]:
-        """The `count` pages used longest ago, oldest first."""
-        query = "SELECT key, bytes, used FROM pages ORDER BY used LIMIT ?"
-        return self._db.execute(query, (count,)).fetchall()
+    def size(self, key: bytes) -> int | None:
+        """Bytes of a page; None where it has no row."""
+        found = self._db.execute("SELECT bytes FROM pages WHERE key = ?", (key,)).fetchone()
+        return None if found is None else int(found[0])
 
-    def change(self, drop: Iterable[bytes], put: Iterable[Row]) -> None:
-        """Drop rows, then put rows, all or nothing."""
-        put = list(put)
-        with self._transaction():
-            gone = [(key,) for key in drop] + [(row[0],) for row in put]
-            self._db.executemany("DELETE FROM pages WHERE key = ?", gone)
-            self._db.executemany("INSERT INTO pages VALUES (?, ?, ?)", put)
+    def keys(self) -> list[bytes]:
+        return [key for (key,) in self._db.execute("SELECT key FROM pages").fetchall()]
+
+    def next_victim(self, spared: tuple[bytes, bytes]) -> tuple[bytes, int] | None:
+        """Key and bytes of the page to go next: of those with none behind them the one used longest ago."""
+        query = "SELECT key, bytes FROM pages WHERE children = 0 AND key NOT IN (?, ?) ORDER BY used LIMIT 1"
+        found: tuple[bytes, int] | None = self._db.execute(query, spared).fetchone()
+        return found
+
+    # -- changes: inside `change` -----------------------------------------------------------------
+
+    def next_use(self) -> int:
+        """A number for a use that is made now; no two are the same."""
+        self._db.execute("UPDATE whole SET clock = max(clock + 1, ?)", (time.time_ns(),))
+        return int(self._db.execute("SELECT clock FROM whole").fetchone()[0])
+
+    def add(self, row: Row) -> None:
+        """Put a row in the place of the one with its key."""
+        self.drop(row.key)
+        self._insert(row)
+
+    def drop(self, key: bytes) -> None:
+        self._db.execute("DELETE FROM pages WHERE key = ?", (key,))
+
+    def use(self, key: bytes, used: int) -> None:
+        self._db.execute("UPDATE pages SET used = ? WHERE key = ?", (used, key))
+
+    def set_aside(self, key: bytes) -> None:
+        """A page that should go cannot: its room stays taken, others go, its parent like any other. It is
+        tried again when all others have been used or have gone."""
+        found = self._db.execute("SELECT bytes FROM pages WHERE key = ?", (key,)).fetchone()
+        if found is not None:
+            self.add(Row(key, None, found[0], self.next_use()))
 
     def close(self) -> None:
         self._db.close()

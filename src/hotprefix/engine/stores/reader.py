@@ -17,11 +17,9 @@ from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.counters import LinkCounters
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason, StoreError
 from hotprefix.engine.stores.fetches import FetchBook, Read
-from hotprefix.engine.stores.frame import unpack
+from hotprefix.engine.stores.frame import checked
 
 log = logging.getLogger(__name__)
-
-_UNUSABLE = frozenset({Reason.TRUNCATED, Reason.CORRUPTED, Reason.WRONG_KEY, Reason.WRONG_LENGTH})
 
 
 class _Call:
@@ -119,25 +117,18 @@ class Reader:
             frames = self._store.get([read.key for read in call.reads])
             if not frames:
                 raise LinkError(Reason.FAILED, "the store returned an empty list")
-            moved = sum(len(frame) for frame in frames if frame is not None)
+            moved = sum(len(frame) for frame in frames if isinstance(frame, bytes))
             results = [self._verify(read, frame) for read, frame in zip(call.reads, frames, strict=False)]
         except Exception as error:
             failure = as_store_error(error)
         with self._lock:
             self._end(call, results, moved, failure)
 
-    def _verify(self, read: Read, frame: bytes | None) -> bytes | PageError:
-        if frame is None:
-            return PageError(Reason.MISSING, "not there")
+    def _verify(self, read: Read, frame: bytes | PageError | None) -> bytes | PageError:
         try:
-            payload = unpack(read.key, frame)
+            return checked(read.key, frame, self._config.page_bytes)
         except PageError as error:
             return error
-        if len(payload) != self._config.page_bytes:
-            return PageError(
-                Reason.WRONG_LENGTH, f"a page has {self._config.page_bytes} bytes, found {len(payload)}"
-            )
-        return payload
 
     def _end(
         self, call: _Call, results: list[bytes | PageError], moved: int, failure: StoreError | None
@@ -168,8 +159,8 @@ class Reader:
             return
         if result.reason is not Reason.MISSING:
             self.counters.fail(result.reason, str(result))
-        if result.reason in _UNUSABLE:
-            self._on_spoiled(read.key)
+            if result.reason is not Reason.DENIED:  # another may read it
+                self._on_spoiled(read.key)
         self.book.settle(read, result.reason, now)
 
 

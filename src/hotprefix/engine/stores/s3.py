@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import SplitResult
@@ -19,7 +19,9 @@ import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store as Bucket
 
-from hotprefix.engine.stores.errors import LinkError, Reason
+from hotprefix.engine.stores.base import NOTHING
+from hotprefix.engine.stores.errors import LinkError, PageError, Reason
+from hotprefix.engine.stores.frame import VERSION
 from hotprefix.engine.stores.url import Options
 from hotprefix.errors import ConfigError
 
@@ -59,7 +61,7 @@ class S3Store:
             config["endpoint"] = endpoint
         bucket = Bucket(
             url.hostname,
-            prefix=f"{url.path.strip('/')}/v1".lstrip("/"),
+            prefix=f"{url.path.strip('/')}/v{VERSION}".lstrip("/"),
             config=config,
             client_options={"timeout": limit, "connect_timeout": limit, "allow_http": True},
             retry_config={"max_retries": 0},
@@ -69,7 +71,7 @@ class S3Store:
     def describe(self) -> str:
         return self._shown
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
         """All keys at once; the pages in front of the first failure."""
 
         async def one(key: bytes) -> bytes | None:
@@ -83,7 +85,7 @@ class S3Store:
             return await asyncio.gather(*map(one, keys), return_exceptions=True)
 
         started = time.monotonic()
-        pages: list[bytes | None] = []
+        pages: list[bytes | PageError | None] = []
         for page in self._call(lambda: asyncio.run(every())):
             if isinstance(page, BaseException):
                 if not pages:
@@ -110,6 +112,10 @@ class S3Store:
 
     def remove(self, key: bytes) -> None:
         self._call(lambda: obstore.delete(self._bucket, key.hex()))
+
+    def passed_over(self) -> Mapping[Reason, int]:
+        """None: the bucket's rule deletes."""
+        return NOTHING
 
     def close(self) -> None:
         """Calls in progress end by their time limit: the client has no way to cut them off."""

@@ -2,14 +2,14 @@
 
 Rules: one try per call, bounded by the socket's time limit: the worker's breaker decides about more.
 What makes room is the server's business: give it `maxmemory` and an `allkeys-lru` (or `-lfu`) policy;
-without such a policy a full server refuses puts, reason full. Keys are `hotprefix:1:` and the raw page
-key, so that another format or another tenant of the server is never touched.
+without such a policy a full server refuses puts, reason full. Keys are `hotprefix:`, the frame's version, `:` and
+the raw page key, so that another format or another tenant of the server is never touched.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote
@@ -19,11 +19,13 @@ from valkey import exceptions as ex
 from valkey.backoff import NoBackoff
 from valkey.retry import Retry
 
-from hotprefix.engine.stores.errors import LinkError, Reason
+from hotprefix.engine.stores.base import NOTHING
+from hotprefix.engine.stores.errors import LinkError, PageError, Reason
+from hotprefix.engine.stores.frame import VERSION
 from hotprefix.engine.stores.url import Options
 from hotprefix.errors import ConfigError
 
-PREFIX = b"hotprefix:1:"
+PREFIX = b"hotprefix:%d:" % VERSION
 _TLS_ONLY = ("ca", "cert", "key", "verify")
 _OPTIONS = {"tls", "timeout", "password_file", *_TLS_ONLY}
 _REASONS = (  # the first that fits
@@ -77,7 +79,7 @@ class ValkeyStore:
     def describe(self) -> str:
         return self._shown
 
-    def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
         return self._call(lambda: list(self._client.mget([PREFIX + key for key in keys])))
 
     def put(self, key: bytes, framed: bytes) -> None:
@@ -98,6 +100,10 @@ class ValkeyStore:
 
     def remove(self, key: bytes) -> None:
         self._call(lambda: self._client.unlink(PREFIX + key))
+
+    def passed_over(self) -> Mapping[Reason, int]:
+        """None: the server deletes."""
+        return NOTHING
 
     def close(self) -> None:
         """Sockets in use are shut down, which ends the calls that wait on them."""

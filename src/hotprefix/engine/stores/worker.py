@@ -14,13 +14,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.counters import COMPLETE, StoreStats
 from hotprefix.engine.stores.errors import Reason
 from hotprefix.engine.stores.fetches import Fetched, FetchId
+from hotprefix.engine.stores.jobs import Discard, Put, Touch
 from hotprefix.engine.stores.reader import Reader
 from hotprefix.engine.stores.writer import Writer
 
@@ -45,7 +45,7 @@ class StoreWorker:
         self._writer = Writer(store, config, self._lock, clock)
         self._reader = Reader(store, config, self._lock, clock, on_ready, self._spoiled)
         self._endings: Counter[str] = Counter()
-        jobs = [self._reader.run] * config.readers + [self._writer.run] * config.writers
+        jobs = [self._reader.run] * config.readers + [self._writer.run]
         self._threads = [
             threading.Thread(target=job, name=f"hotprefix-store-{number}", daemon=True)
             for number, job in enumerate(jobs)
@@ -85,6 +85,7 @@ class StoreWorker:
         with self._lock:
             now = self._clock()
             self._reader.find_overdue(now)
+            self._writer.find_overdue(now)
             self._reader.book.expire(now)
             taken = self._reader.book.take()
             for fetched, keys in taken:
@@ -99,27 +100,28 @@ class StoreWorker:
 
     # -- puts -------------------------------------------------------------------------------------
 
-    def submit_put(self, key: bytes, payload: bytes) -> bool:
-        """Store a page in the background. False = dropped, counted under its reason; a page that is
+    def submit_put(self, key: bytes, payload: bytes, parent: bytes | None = None) -> bool:
+        """Store a page in the background. parent: the key of the page before it, None for a prefix's first;
+        it must be there, or be submitted before. False = dropped, counted under its reason; a page that is
         on its way already counts as taken. Raises ValueError for a payload of another size."""
         if len(payload) != self._config.page_bytes:
             raise ValueError(f"a page has {self._config.page_bytes} bytes, got {len(payload)}")
         owned = bytes(payload)
         with self._lock:
-            return self._writer.offer(key, owned)
+            return self._writer.offer(Put(key, parent, owned))
 
     def submit_touch(self, keys: Sequence[bytes]) -> None:
-        """Mark a chain as just used, its head most of all. Call it when a request's last page has been
-        put; fetched runs are touched without asking."""
+        """Mark a chain as just used, its head most of all, after all that was submitted before. Call it when
+        a request's last page has been put; fetched runs are touched without asking."""
         with self._lock:
             self._touch(tuple(keys))
 
     def _touch(self, keys: tuple[bytes, ...]) -> None:
         if keys:
-            self._writer.later(partial(self._store.touch, keys))
+            self._writer.offer(Touch(keys))
 
     def _spoiled(self, key: bytes) -> None:
-        self._writer.later(partial(self._store.remove, key))
+        self._writer.offer(Discard(key))
 
     # -- the whole --------------------------------------------------------------------------------
 
@@ -127,6 +129,7 @@ class StoreWorker:
         """Counters and gauges of this moment."""
         with self._lock:
             read, write = self._reader, self._writer
+            write.find_overdue(self._clock())
             return StoreStats(
                 store=self._store.describe(),
                 read=read.counters.snapshot(read.breaker.state, read.breaker.opened),
@@ -135,10 +138,12 @@ class StoreWorker:
                 shared_pages=read.book.shared,
                 late_pages=read.book.late,
                 known_pages=write.known,
+                chores_lost=dict(write.chores_lost),
+                passed_over=self._store.passed_over(),
                 active_fetches=read.book.active,
                 reserved_bytes=read.book.reserved * self._config.page_bytes,
-                queued_puts=len(write.puts),
-                queued_put_bytes=write.puts.size,
+                queued_puts=write.jobs.puts,
+                queued_put_bytes=write.jobs.size,
                 threads=sum(thread.is_alive() for thread in self._threads),
             )
 

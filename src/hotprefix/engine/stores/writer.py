@@ -1,134 +1,174 @@
-"""The writing side of a store worker. Owns: `Writer`, what its writing threads do.
+"""The writing side of a store worker. Owns: `Writer`, what its thread does.
 
-Rules: `lock` guards everything here and is never held while the store is called. Puts are bounded and
-dropped when they do not fit, with a reason. Chores (touch, remove) go first, are bounded by dropping
-the oldest, and their failure has no other effect than to feed the circuit breaker.
+Rules: `lock` guards everything here and is never held while the store is called. One thread does the jobs in
+the order in which they came (`jobs.py`), so no touch and no removal overtakes a put, or the other way round.
+Every job is done, or counted under the reason why not. A call that overruns the time limit counts as a
+failure of the link once for each limit it takes; while it lasts nothing is queued, and once the breaker has
+opened over it what was queued is dropped. A page is not put where the store has it, nor where it lacks the
+page before: nobody could reach it. Only trouble of the store itself feeds the breaker, that of one page does not.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 
 from hotprefix.engine.stores.base import Store
-from hotprefix.engine.stores.breaker import Breaker
+from hotprefix.engine.stores.breaker import Breaker, BreakerState
 from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.counters import LinkCounters
-from hotprefix.engine.stores.errors import Reason, StoreError
-from hotprefix.engine.stores.frame import pack
-from hotprefix.engine.stores.puts import PutQueue
+from hotprefix.engine.stores.errors import LinkError, PageError, Reason, StoreError
+from hotprefix.engine.stores.frame import checked, pack
+from hotprefix.engine.stores.jobs import Job, JobQueue, Put, Touch
 from hotprefix.engine.stores.reader import as_store_error
-
-_MAX_CHORES = 1024
-
-Chore = Callable[[], None]
 
 
 class Writer:
-    """See the module's rules. known: pages not written because the store had them already."""
+    """See the module's rules. known: pages not written because the store had them already. chores_lost:
+    touches and removals not done, by reason."""
 
     def __init__(
         self, store: Store, config: WorkerConfig, lock: threading.Lock, clock: Callable[[], float]
     ) -> None:
-        self._store, self._lock, self._clock = store, lock, clock
+        self._store, self._config, self._clock = store, config, clock
+        self._lock = lock
         self._work = threading.Condition(lock)
         self._settled = threading.Condition(lock)
-        self._chores: deque[Chore] = deque(maxlen=_MAX_CHORES)
-        self._busy = 0
         self._closing = False
-        self.puts = PutQueue(config.max_inflight_bytes)
+        self._started: float | None = None
+        self._overdue = 0
+        self._latest: bytes | None = None
+        self.jobs = JobQueue(config.max_inflight_bytes)
         self.breaker = Breaker(config.breaker)
         self.counters = LinkCounters()
+        self.chores_lost: Counter[Reason] = Counter()
         self.known = 0
 
     # -- called with the lock held ----------------------------------------------------------------
 
-    def offer(self, key: bytes, payload: bytes) -> bool:
-        """Queue a page; False = dropped and counted."""
-        if self.puts.holds(key):
+    def offer(self, job: Job) -> bool:
+        """Queue a job; False = dropped and counted. A page on its way already counts as taken."""
+        if isinstance(job, Put) and self.jobs.holds(job.key):
             return True
-        refused = self._refusal() or self.puts.offer(key, payload)
+        now = self._clock()
+        self.find_overdue(now)
+        refused = self._refusal(now) or self.jobs.offer(job)
         if refused is not None:
-            self.counters.fail(refused, f"not queued: {refused}")
+            self._lost(job, refused, f"not queued: {refused}")
             return False
         self._work.notify()
         return True
 
-    def _refusal(self) -> Reason | None:
+    def _refusal(self, now: float) -> Reason | None:
         if self._closing:
             return Reason.CLOSED
-        return Reason.CIRCUIT_OPEN if self.breaker.refuses(self._clock()) else None
+        if self.breaker.refuses(now):
+            return Reason.CIRCUIT_OPEN
+        return Reason.BUSY if self._overdue else None
 
-    def later(self, chore: Chore) -> None:
-        if self._refusal() is None:
-            self._chores.append(chore)
-            self._work.notify()
+    def find_overdue(self, now: float) -> None:
+        """Blame the link for a call that overruns the time limit."""
+        if self._started is None:
+            return
+        limits = int((now - self._started) / self._config.timeout_s)
+        if limits and not self._overdue:
+            self.counters.fail(Reason.TIMEOUT, f"a write took over {self._config.timeout_s} s")
+        while self._overdue < limits:
+            self._overdue += 1
+            self.breaker.failure(now)
+        if self._overdue and self.breaker.state is BreakerState.OPEN:
+            self._drop_queued(Reason.CIRCUIT_OPEN, "not written: the store does not answer")
+
+    def _drop_queued(self, reason: Reason, message: str) -> None:
+        for job in self.jobs.clear():
+            self._lost(job, reason, message)
+        self._settled.notify_all()
+
+    def _lost(self, job: Job, reason: Reason, message: str) -> None:
+        if isinstance(job, Put):
+            self.counters.fail(reason, message)
+        else:
+            self.chores_lost[reason] += 1
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is queued or in progress. Lets go of the lock meanwhile."""
-        return self._settled.wait_for(lambda: not (self.puts or self._chores or self._busy), timeout_s)
+        return self._settled.wait_for(lambda: self.jobs.idle, timeout_s)
 
     def close(self) -> None:
         self._closing = True
-        self._chores.clear()
-        for _ in range(self.puts.clear()):
-            self.counters.fail(Reason.CLOSED, "not written: the worker was closed")
+        self._drop_queued(Reason.CLOSED, "not written: the worker was closed")
         self._work.notify_all()
-        self._settled.notify_all()
 
-    # -- the threads ------------------------------------------------------------------------------
+    # -- the thread -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """A writing thread's whole life."""
+        """The writing thread's whole life."""
         while True:
             with self._lock:
-                self._work.wait_for(lambda: self._closing or self._chores or self.puts.waiting)
+                self._work.wait_for(lambda: self._closing or self.jobs.waiting)
                 if self._closing:
                     return
-                self._busy += 1
-                chore = self._chores.popleft() if self._chores else None
-                page = self.puts.take() if chore is None else None
+                job = self.jobs.take()
                 started = self._clock()
                 allowed = self.breaker.enter(started)
-            moved, failure = self._do(chore, page) if allowed else (0, None)
+                self._started = started if allowed else None
+            moved, failure = self._do(job) if allowed else (0, None)
             with self._lock:
-                self._busy -= 1
                 if allowed:
-                    self._end(started, failure)
-                if page is not None:
-                    self._end_put(page[0], moved, failure, allowed)
+                    self._end(job, moved, failure, started)
+                else:
+                    self._lost(job, Reason.CIRCUIT_OPEN, "not written: the breaker is open")
+                self.jobs.done()
                 self._settled.notify_all()
 
-    def _do(self, chore: Chore | None, page: tuple[bytes, bytes] | None) -> tuple[int, StoreError | None]:
+    def _do(self, job: Job) -> tuple[int, StoreError | None]:
         """Bytes moved, and what went wrong."""
         try:
-            if chore is not None:
-                chore()
-            if page is not None and not self._store.present(page[:1]):
-                framed = pack(*page)
-                self._store.put(page[0], framed)
-                return len(framed), None
+            if isinstance(job, Put):
+                return self._put(job), None
+            if isinstance(job, Touch):
+                self._store.touch(job.keys)
+            else:
+                self._discard(job.key)
         except Exception as error:
             return 0, as_store_error(error)
         return 0, None
 
-    def _end(self, started: float, failure: StoreError | None) -> None:
-        now = self._clock()
-        self.counters.call(now - started)
-        if failure is None:
-            self.breaker.success()
-        else:
-            self.breaker.failure(now)
+    def _put(self, job: Put) -> int:
+        """Bytes written, 0 = the store has the page."""
+        # The chain's last page was put just now: it is there.
+        wanted = () if job.parent is None or job.parent == self._latest else (job.parent,)
+        self._latest = None
+        there = self._store.present((*wanted, job.key))
+        if there < len(wanted):
+            raise PageError(Reason.MISSING, "the page before it is not in the store")
+        framed = pack(job.key, job.payload, job.parent) if there == len(wanted) else b""
+        if framed:
+            self._store.put(job.key, framed)
+        self._latest = job.key
+        return len(framed)
 
-    def _end_put(self, key: bytes, moved: int, failure: StoreError | None, allowed: bool) -> None:
-        self.puts.done(key)
+    def _discard(self, key: bytes) -> None:
+        """It may have been put anew since it was read."""
+        try:
+            checked(key, self._store.get([key])[0], self._config.page_bytes)
+        except PageError as error:
+            if error.reason not in (Reason.MISSING, Reason.DENIED):
+                self._store.remove(key)
+
+    def _end(self, job: Job, moved: int, failure: StoreError | None, started: float) -> None:
+        now = self._clock()
+        self.find_overdue(now)
+        late, self._started, self._overdue = self._overdue > 0, None, 0
+        self.counters.call(now - started)
         self.counters.bytes += moved
-        if not allowed:
-            self.counters.fail(Reason.CIRCUIT_OPEN, "not written: the breaker is open")
-        elif failure is not None:
-            self.counters.fail(failure.reason, str(failure))
-        elif moved:
-            self.counters.pages += 1
-        else:
-            self.known += 1
+        if failure is not None and not (late and isinstance(job, Put)):
+            self._lost(job, failure.reason, str(failure))
+        if not late and isinstance(failure, LinkError):
+            self.breaker.failure(now)
+        elif not late:
+            self.breaker.success()
+        if isinstance(job, Put) and failure is None:
+            self.counters.pages += moved > 0
+            self.known += not moved

@@ -181,8 +181,9 @@ class HostTier:
         self.counters.saved += len(self._carrying.saves)
         self.counters.restored += len(self._carrying.restores)
         self.counters.stored += len(self._carrying.stores)
-        for node in self.tier.tree.settle():
-            if self._store:
+        settled = self.tier.tree.settle()
+        if self._store:
+            for node in sorted(settled, key=Node.depth):  # a store takes no page before its parent
                 self._queue_stores(node)
         self._unpin_carried()
         self._touches, self._touch_later = self._touches + self._touch_later, []
@@ -207,17 +208,23 @@ class HostTier:
 
     def _queue_stores(self, node: Node) -> None:
         self._queued.append(self.tier.tree.pin_again(node))
-        keys = self._keys(node)
-        self._stores += [StorePage(key, page) for key, page in zip(keys, node.pages, strict=True)]
+        above = node.parent
+        parent = self._name(above) if above is not None and above.parent is not None else None
+        for key, page in zip(self._keys(node), node.pages, strict=True):
+            self._stores.append(StorePage(key, page, parent))
+            parent = key
+
+    def _name(self, node: Node) -> bytes:
+        """The key of a node's last page; a root's is that of its namespace. Each node keeps it, so that a
+        prefix that grows page by page is not hashed from its start each time."""
+        return node.digest or self._keys(node)[-1]
 
     def _keys(self, node: Node) -> list[bytes]:
-        """Names of a node's pages. Each node keeps its last one, so that a prefix that grows page by page
-        is not hashed from its start each time."""
+        """The keys of a node's pages."""
         parent = node.parent
         if parent is None:
             return [root_key(node.namespace, self.tier.page_size)]
-        above = parent.digest or self._keys(parent)[-1]
-        keys = chain(above, node.key, self.tier.page_size)
+        keys = chain(self._name(parent), node.key, self.tier.page_size)
         node.digest = keys[-1]
         return keys
 

@@ -1,14 +1,14 @@
 """The tiers below L1 on the virtual clock. Owns: `Store`, a shared L3, and `HostSide`, one instance's links.
 
-Rules: pages have names and sizes here, never contents. A store is bounded and forgets the page used longest
-ago. A fetch moves the leading pages that are there when it begins; it is delivered between steps, as the
-engine does it. Saves and puts go on in the background and take their wire's time, restores are waited for
-by their step.
+Rules: pages have names and sizes here, never contents. A store is bounded, and what it holds can be reused
+from a prefix's first page on. A fetch moves the leading pages that are there when it begins; it is delivered
+between steps, as the engine does it. Saves and puts go on in the background and take their wire's time,
+restores are waited for by their step.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,24 +17,51 @@ from hotprefix.kernel.plan import StepPlan
 from hotprefix.lab.sim.links import Wires
 
 
+class _Stored:
+    """parent: the page before it. used: its last use. children: pages that come right after it."""
+
+    __slots__ = ("children", "parent", "used")
+
+    def __init__(self, parent: bytes | None, used: int) -> None:
+        self.parent = parent
+        self.used = used
+        self.children = 0
+
+
 class Store:
-    """An external store of at most `pages` pages, shared by instances; least recently used first out."""
+    """An external store of at most `pages` pages, shared by instances. As the engine's folder store does, it
+    takes no page whose parent it lacks, and gives up, of the pages with none behind them, the one used longest
+    ago, though none for a page right behind it; what a page was used for passes to its parent."""
 
     def __init__(self, pages: int) -> None:
         self._limit = pages
-        self._pages: OrderedDict[bytes, None] = OrderedDict()
+        self._pages: dict[bytes, _Stored] = {}
+        self._leaves: list[tuple[int, bytes]] = []
+        self._uses = 0
 
-    def put(self, key: bytes) -> None:
-        self._pages[key] = None
-        self._pages.move_to_end(key)
-        if len(self._pages) > self._limit:
-            self._pages.popitem(last=False)
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def put(self, key: bytes, parent: bytes | None = None) -> None:
+        """Store a page, if it is not there, behind its parent (None: it is a prefix's first)."""
+        if key in self._pages or (parent is not None and parent not in self._pages):
+            return
+        if len(self._pages) >= self._limit and not self._evict(parent):
+            return
+        self._pages[key] = _Stored(parent, 0)
+        if parent is not None:
+            self._pages[parent].children += 1
+        self._use(key)
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Mark a chain as just used, its root most recently."""
-        for key in reversed(tuple(keys)):
-            if key in self._pages:
-                self._pages.move_to_end(key)
+        """Mark a chain as just used: the last page of what can be reused speaks for all of it."""
+        last = None
+        for key in keys:
+            if key not in self._pages:
+                break
+            last = key
+        if last is not None:
+            self._use(last)
 
     def leading(self, keys: tuple[bytes, ...]) -> int:
         """How many of these pages, from the first, are there."""
@@ -44,6 +71,48 @@ class Store:
                 break
             found += 1
         return found
+
+    def _use(self, key: bytes) -> None:
+        self._uses += 1
+        self._pages[key].used = self._uses
+        self._push(key)
+
+    def _push(self, key: bytes) -> None:
+        page = self._pages[key]
+        if not page.children:
+            heapq.heappush(self._leaves, (page.used, key))
+        if len(self._leaves) > 2 * len(self._pages) + 64:
+            self._leaves = [entry for entry in set(self._leaves) if self._is_leaf(entry)]
+            heapq.heapify(self._leaves)
+
+    def _is_leaf(self, entry: tuple[int, bytes]) -> bool:
+        page = self._pages.get(entry[1])
+        return page is not None and page.used == entry[0] and not page.children
+
+    def _evict(self, spared: bytes | None) -> bool:
+        """Give up one page; False where there is none but the spared one."""
+        victim = None
+        aside: list[tuple[int, bytes]] = []
+        while victim is None and self._leaves:
+            entry = heapq.heappop(self._leaves)
+            if self._is_leaf(entry):
+                if entry[1] == spared:
+                    aside.append(entry)
+                else:
+                    victim = entry[1]
+        for entry in aside:
+            heapq.heappush(self._leaves, entry)
+        if victim is not None:
+            self._remove(victim)
+        return victim is not None
+
+    def _remove(self, key: bytes) -> None:
+        page = self._pages.pop(key)
+        if page.parent is not None:
+            parent = self._pages[page.parent]
+            parent.children -= 1
+            parent.used = max(parent.used, page.used)
+            self._push(page.parent)
 
 
 @dataclass(slots=True)
@@ -87,7 +156,7 @@ class HostSide:
             if plan.stores:
                 self.wires.put.send(len(plan.stores) * self._bytes, now)
             for store in plan.stores:
-                self._store.put(store.key)
+                self._store.put(store.key, store.parent)
             for chain in plan.touches:
                 self._store.touch(chain)
 
