@@ -36,6 +36,7 @@ MIN_QUOTA = 1 << 20
 _PAGES = f"??/{'[0-9a-f]' * 2 * KEY_BYTES}"
 _SLACK = 64 << 10  # index growth and journal within one change
 _VICTIMS = 64  # pages deleted within one change of the index, and files tried in vain within one put
+_LOOKS = 4  # files looked for with each page deleted
 _LATEST = 1 << 62  # nanoseconds: the year 2116; what a file's time says beyond it is not believed
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -67,7 +68,7 @@ class FileStore:
         self._dir = root / f"v{VERSION}"
         self._mutex = threading.Lock()
         self._index: FileIndex | None = None
-        self._vanished = 0
+        self._looked_at = b""
         self._passed_over: Counter[Reason] = Counter()
 
     @classmethod
@@ -228,24 +229,22 @@ class FileStore:
                     else:
                         rows -= size
                         disk -= size if gone else 0
-                        self._vanished += not gone
+                        rows -= self._forget_vanished(index)
                     more = (rows > 0 or disk > 0) and tried < _VICTIMS
                     victim = index.next_victim(spared) if more else None
                     if victim is None:
                         break
-        if self._vanished >= _VICTIMS:
-            self._forget_vanished(index)
         return rows, reason
 
-    def _forget_vanished(self, index: FileIndex) -> None:
-        """Others delete our files: rows without one take the room of pages that are there. A look at every
-        file, at most once for each `_VICTIMS` rows that were found so."""
-        self._vanished = 0
-        gone = [key for key in index.keys() if not _may_be_there(self._path(key))]  # noqa: SIM118
-        for start in range(0, len(gone), _VICTIMS):
-            with index.change():
-                for key in gone[start : start + _VICTIMS]:
-                    index.drop(key)
+    def _forget_vanished(self, index: FileIndex) -> int:
+        """Others delete our files: rows without one take the room of pages that are there. Look for the next
+        few files, all in turn; returns the bytes of rows that were dropped."""
+        rows = index.after(self._looked_at, _LOOKS)
+        self._looked_at = rows[-1][0] if len(rows) == _LOOKS else b""
+        gone = [(key, size) for key, size in rows if not _may_be_there(self._path(key))]
+        for key, _ in gone:
+            index.drop(key)
+        return sum(size for _, size in gone)
 
     # -- the folder -------------------------------------------------------------------------------
 

@@ -107,8 +107,10 @@ class FileIndex:
         found = self._db.execute("SELECT bytes FROM pages WHERE key = ?", (key,)).fetchone()
         return None if found is None else int(found[0])
 
-    def keys(self) -> list[bytes]:
-        return [key for (key,) in self._db.execute("SELECT key FROM pages").fetchall()]
+    def after(self, key: bytes, count: int) -> list[tuple[bytes, int]]:
+        """Keys and bytes of the next `count` rows in the order of their keys."""
+        query = "SELECT key, bytes FROM pages WHERE key > ? ORDER BY key LIMIT ?"
+        return self._db.execute(query, (key, count)).fetchall()
 
     def next_victim(self, spared: tuple[bytes, bytes]) -> tuple[bytes, int] | None:
         """Key and bytes of the page to go next: of those with none behind them the one used longest ago."""

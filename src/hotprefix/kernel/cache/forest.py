@@ -4,7 +4,10 @@ many nodes and pages these are.
 Rules: a run is cut, lengthened, shortened and joined here and nowhere else, so the counts, the versions that
 matches compare (node.py), the planned marks and the watch follow on every path. Who is pinned, wanted or
 evicted is decided elsewhere (tree.py); here it only moves along: the upper part of a cut is as protected as
-what hangs below it, and a parent inherits what its leaving child was used for (decision 3).
+what hangs below it, and a parent inherits what its leaving child was used for (decision 3). Runs that nothing
+tells apart any more are joined by `tidy`, in moments when nobody is about to use a match. Its work (nodes looked
+at and pages copied) is at most JOIN_WORK for each event (a page evicted, a use, a publication), and one look
+along a chain: a long one waits until copying it whole is paid for, and is then copied once.
 """
 
 from __future__ import annotations
@@ -12,17 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hotprefix.errors import ProtocolError
-from hotprefix.kernel.cache.node import Node
+from hotprefix.kernel.cache.node import Node, Seam
 from hotprefix.kernel.cache.watch import TreeWatch
 from hotprefix.kernel.request import Namespace
 
 MERGE_FROM = 8
+JOIN_WORK = 256
 UNUSED = 1 << 30
 
 
 class Forest:
     """roots: by namespace. planned: nodes that the step in flight computes; those without pages are gone.
-    nodes, pages: how many there are, roots aside. watch: see TreeWatch."""
+    nodes, pages: how many there are, roots aside. watch: see TreeWatch. events, work: what paid for joining
+    cut runs, and what that cost, see the rules."""
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
@@ -32,6 +37,11 @@ class Forest:
         self.nodes = 0
         self.pages = 0
         self.watch: TreeWatch | None = None
+        self.events = 0
+        self.work = 0
+        self._cut: dict[Node, None] = {}
+        self._credit = 0
+        self._price = 0
 
     def root(self, namespace: Namespace) -> Node:
         """The namespace's root, which is made where there is none."""
@@ -82,6 +92,8 @@ class Forest:
         for node in settled:
             node.planned = False
             node.version += 1
+            if node.parent is not None and node.parent.hits:
+                self.note(node.parent)
             if self.watch is not None:
                 self.watch.added(node)
         return settled
@@ -98,8 +110,7 @@ class Forest:
         upper = Node(node.namespace, parent, node.key[:cut], node.pages[:at], self._next_serial())
         upper.pins = 1 if node.pins else 0
         upper.planned = node.planned
-        upper.created = node.created
-        upper.priority = node.priority
+        self._split_seams(node, upper, at)
         parent.children[self._name(upper)] = upper
         node.parent = upper
         del node.key[:cut], node.pages[:at]
@@ -110,6 +121,19 @@ class Forest:
         if upper.planned:
             self.planned.append(upper)
         return upper
+
+    def _split_seams(self, node: Node, upper: Node, at: int) -> None:
+        """The upper part's figures are those of the seam it ends at. Where none is, no use has ended there: it
+        was created with the pages around it, and inherits the rest when these go."""
+        below = [seam for seam in node.seams if seam.end > at]
+        around = below[0] if below else node
+        upper.created, upper.priority = around.created, around.priority
+        upper.seams = node.seams[: len(node.seams) - len(below)]
+        node.seams = below
+        for seam in below:
+            seam.end -= at
+        if upper.seams and upper.seams[-1].end == at:
+            _figures(upper, upper.seams.pop())
 
     def merge_up(self, node: Node) -> Node:
         """Join a pinned run with those above it where nothing tells them apart; returns where its end is now.
@@ -123,7 +147,7 @@ class Forest:
         while not (
             parent is None or parent.parent is None or node.planned or parent.planned
             or len(parent.children) != 1 or parent.pins != 1 or parent.hits or node.hits or parent.expected
-            or node.pins != 1 or parent.priority != node.priority
+            or node.pins != 1 or node.seams or parent.priority != node.priority
             or MERGE_FROM * len(node.pages) < len(parent.pages)
         ):  # fmt: skip
             self._join(parent, node)
@@ -146,22 +170,103 @@ class Forest:
         node.pages, node.pins, node.children = [], 0, {}
         self.nodes -= 1
 
+    # -- joining what was cut ---------------------------------------------------------------------
+
+    def note(self, node: Node) -> None:
+        """A run may have one child alone from now on, which nothing tells apart from it."""
+        if len(node.children) == 1 and node.parent is not None:
+            self._cut[node] = None
+
+    def earn(self, events: int) -> None:
+        """Something has happened that pays for joining."""
+        self.events += events
+        if self._cut:
+            self._credit += JOIN_WORK * events
+
+    def tidy(self) -> None:
+        """Join noted runs with what is above and below them, as far as that is paid for."""
+        while self._cut and self._credit >= self._price:
+            node = next(iter(self._cut))
+            chain = self._chain(node)
+            self._price = len(chain) + (sum(len(each.pages) for each in chain) if len(chain) > 1 else 0)
+            if self._price > self._credit:
+                self._spend(len(chain))
+                return
+            self._spend(self._price)
+            self._price = 0
+            if len(chain) > 1:
+                self._join_chain(chain)
+            self._cut.pop(node, None)
+        if not self._cut:
+            self._credit = self._price = 0
+
+    def _spend(self, work: int) -> None:
+        self._credit -= work
+        self.work += work
+
+    def _chain(self, node: Node) -> list[Node]:
+        """Live runs around a noted one, each the only child of the one before, that can be one run."""
+        if not node.pages:
+            return [node]
+        chain = [node]
+        while chain[-1].parent is not None and _joinable(chain[-1].parent, chain[-1]):
+            chain.append(chain[-1].parent)
+        chain.reverse()
+        while len(chain[-1].children) == 1:
+            child = next(iter(chain[-1].children.values()))
+            if not _joinable(chain[-1], child):
+                break
+            chain.append(child)
+        return chain
+
+    def _join_chain(self, chain: list[Node]) -> None:
+        """The last run takes over the pages of all above it, so that pins on its end keep their meaning; on
+        the others' ends there are none."""
+        bottom, top = chain[-1], chain[0]
+        above = top.parent
+        assert above is not None
+        above.children[self._name(top)] = bottom
+        bottom.parent = above
+        pages: list[int] = []
+        seams: list[Seam] = []
+        for node in chain:
+            for seam in node.seams:
+                seam.end += len(pages)
+            pages += node.pages
+            seams += node.seams
+            if node is not bottom:
+                seams.append(Seam(len(pages), node))
+        bottom.key = bytearray().join([node.key for node in chain])
+        bottom.pages, bottom.seams = pages, seams
+        for node in chain:
+            node.version += 1
+            node.cuts += 1
+            if node is not bottom:
+                node.pages, node.pins, node.children, node.seams = [], 0, {}, []
+                self._cut.pop(node, None)
+        self.nodes -= len(chain) - 1
+
     # -- shrinking --------------------------------------------------------------------------------
 
     def shrink(self, leaf: Node, count: int) -> Node:
-        """Take `count` pages off an unpinned leaf's tail; an empty leaf leaves the tree. Returns the node
-        that ends there now: the leaf or its parent."""
+        """Take `count` pages off an unpinned leaf's tail, not beyond its last seam; an empty leaf leaves the
+        tree. Returns the node that ends there now: the leaf or its parent."""
         if self.watch is not None and not leaf.planned:
             self.watch.removing(leaf, count)
         self.pages -= count
         leaf.version += 1
         leaf.cuts += 1
         keep = len(leaf.pages) - count
-        if not keep:
-            return self._remove(leaf)
-        del leaf.pages[keep:], leaf.key[keep * self._page_bytes :]
-        leaf.digest = None
-        return leaf
+        if keep:
+            del leaf.pages[keep:], leaf.key[keep * self._page_bytes :]
+            leaf.digest = None
+            if leaf.seams and leaf.seams[-1].end == keep:
+                seam = leaf.seams.pop()
+                _inherit(seam, leaf)
+                _figures(leaf, seam)
+        end = leaf if keep else self._remove(leaf)
+        self.earn(count)
+        return end
 
     def _remove(self, leaf: Node) -> Node:
         """The parent stands for the leaf from now on. Expected uses are not handed on here."""
@@ -171,13 +276,11 @@ class Forest:
         del parent.children[self._name(leaf)]
         leaf.pages = []
         parent.version += 1
-        parent.last_access = max(parent.last_access, leaf.last_access)
-        parent.hits += leaf.hits
-        parent.round = max(parent.round, leaf.round)
-        parent.priority = min(parent.priority, leaf.priority)
+        _inherit(parent, leaf)
         self.nodes -= 1
         if parent.parent is None:
             self.drop_if_empty(parent)
+        self.note(parent)
         return parent
 
     def _name(self, node: Node) -> bytes:
@@ -187,3 +290,29 @@ class Forest:
     def _next_serial(self) -> int:
         self._serial += 1
         return self._serial
+
+
+def _joinable(upper: Node, lower: Node) -> bool:
+    """Whether a run and its only child could be one run: both are real, nobody holds the upper one's end, and
+    nobody is expected there."""
+    return (
+        upper.parent is not None
+        and len(upper.children) == 1
+        and not (upper.planned or lower.planned)
+        and upper.pins == (1 if lower.pins else 0)
+        and upper.expected is None
+    )
+
+
+def _inherit(upper: Node | Seam, lower: Node) -> None:
+    """What lies behind the upper one's end goes: from now on that stands for both."""
+    upper.last_access = max(upper.last_access, lower.last_access)
+    upper.hits += lower.hits
+    upper.round = max(upper.round, lower.round)
+    upper.priority = min(upper.priority, lower.priority)
+
+
+def _figures(node: Node, seam: Seam) -> None:
+    """A node ends at this seam now."""
+    node.last_access, node.created, node.hits = seam.last_access, seam.created, seam.hits
+    node.priority, node.visited, node.round = seam.priority, seam.visited, seam.round

@@ -165,6 +165,7 @@ class HostTier:
 
     def take(self) -> Moves:
         """What the plan being made is to carry."""
+        self.tier.tree.tidy()
         moves = Moves(tuple(self._stores), tuple(self._saves), tuple(self._restores), tuple(self._touches))
         self._stores, self._saves, self._restores, self._touches = [], [], [], []
         self._carried, self._queued = self._queued, []

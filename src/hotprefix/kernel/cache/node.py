@@ -2,6 +2,8 @@
 
 Rules: a node's key is the token bytes of its pages, page-aligned, never empty except at a root. Key and
 pages are the node's own and grow and shrink at their end, where a long run gains and loses page by page.
+Runs that branches had cut are joined again when these have left (forest.py); what the upper ones were used for
+stays written down in the joined run's seams, so that it loses its pages in the order in which they would have.
 What a walk finds is a frozen `Match`; walking changes nothing. `version` grows whenever what a match that
 ends in this node could see has changed (split, child added or removed, tail evicted, node gone), so
 "is this match still the longest?" is one comparison (kernel.md: memoise and re-validate). `cuts` grows
@@ -20,6 +22,22 @@ from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
+class Seam:
+    """Where uses ended inside a run, `end` pages from its start, that was cut there once. What it says holds of
+    the pages from the seam before it on, as a node's own figures do of the pages behind its last seam."""
+
+    __slots__ = ("created", "end", "hits", "last_access", "priority", "round", "visited")
+
+    def __init__(self, end: int, node: Node) -> None:
+        self.end = end
+        self.last_access = node.last_access
+        self.created = node.created
+        self.hits = node.hits
+        self.priority = node.priority
+        self.visited = node.visited
+        self.round = node.round
+
+
 class Node:
     """pages[i] holds the KV of key[i*page_bytes:(i+1)*page_bytes], given everything above it.
 
@@ -30,13 +48,14 @@ class Node:
     uses by others: publishing is none, or a prompt prefilled in chunks would look hotter than another.
     visited, round: whether a use ended here since the eviction's hand last came by, and in which of its
     rounds it comes next. expected: the next use of what ends here. The last two pass to the parent too.
-    queued: the eviction heap's mark. serial: unique within the tree, for order policies. digest: the name
+    seams: see Seam, in order. queued: the eviction heap's mark. serial: unique within the tree, for order policies. digest: the name
     of its last page outside this process (keys.py), once somebody has asked.
     """
 
     __slots__ = (
         "children", "created", "cuts", "digest", "expected", "hits", "key", "last_access", "namespace",
-        "pages", "parent", "pins", "planned", "priority", "queued", "round", "serial", "version", "visited",
+        "pages", "parent", "pins", "planned", "priority", "queued", "round", "seams", "serial", "version",
+        "visited",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +77,7 @@ class Node:
         self.visited = False
         self.round = 0
         self.expected: Expected | None = None
+        self.seams: list[Seam] = []
         self.queued: tuple[float, ...] | None = None
         self.version = 0
         self.cuts = 0
@@ -67,6 +87,11 @@ class Node:
     def evictable(self) -> bool:
         """An unpinned leaf that is still part of its tree."""
         return not self.pins and not self.children and bool(self.pages)
+
+    @property
+    def tail(self) -> int:
+        """Pages behind the last seam: those that go for the node's own figures."""
+        return len(self.pages) - (self.seams[-1].end if self.seams else 0)
 
     def depth(self) -> int:
         """Pages from the root to this node's end."""

@@ -134,8 +134,14 @@ class PrefixTree:
     def lapse(self, now: float) -> None:
         """Nobody is expected any more where it has become too late (see `expect`)."""
         for node in self._lapsing.lapse(now):
+            self._forest.note(node)
             if node.evictable:
                 self._heap.push(node)
+
+    def tidy(self) -> None:
+        """Join runs that branches had cut and have left. To be called when nobody is about to use a match: it
+        changes none, but those that end in joined runs have to be looked up again."""
+        self._forest.tidy()
 
     # -- pins -------------------------------------------------------------------------------------
 
@@ -167,6 +173,7 @@ class PrefixTree:
     def unpin(self, handle: Node) -> None:
         """Return a pin. What no other pin protects becomes evictable."""
         node: Node | None = handle
+        self._forest.note(handle)
         while node is not None:
             if node.pins <= 0:
                 raise ProtocolError("a pin was returned twice")
@@ -258,7 +265,7 @@ class PrefixTree:
                     self._heap.push(node)
                 spared, last = [], _NOTHING
                 continue
-            take = min(count - len(freed), len(leaf.pages) - last.get(leaf, 0))
+            take = min(count - len(freed), leaf.tail, len(leaf.pages) - last.get(leaf, 0))
             if take <= 0:
                 spared.append(leaf)
                 continue
@@ -299,6 +306,7 @@ class PrefixTree:
         node.visited = True
         if node.expected is not None:
             node.expected = None
+            self._forest.note(node)
             if node.evictable:
                 self._heap.push(node)
 
@@ -306,6 +314,7 @@ class PrefixTree:
         self._tick += 1
         node.last_access = self._tick
         node.priority = min(node.priority, priority)
+        self._forest.earn(1)
 
     def _protect(self, handle: Node) -> None:
         node: Node | None = handle

@@ -44,6 +44,7 @@ class Planner:
         s.reserve.relax()
         s.sessions.expire(s.now)
         s.l1.tree.lapse(s.now)
+        s.l1.tree.tidy()
         self._refresh.run()
         if s.prefetch is not None:
             s.prefetch.look_ahead(s.queue)
