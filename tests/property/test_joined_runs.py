@@ -1,5 +1,5 @@
-"""Runs that branches had cut are joined when these leave: nobody can tell by what the tree finds, gives up and
-counts, every holder of a place in it keeps it, and joining costs no more than is paid for."""
+"""Runs that branches had cut are joined when these leave: it cannot be told by what the tree finds, gives up
+and counts, every holder of a place in it keeps it, and joining costs no more than is paid for."""
 
 from __future__ import annotations
 

@@ -1,28 +1,25 @@
 """What an evicting store can still reuse: whatever was put, touched and evicted, whatever failed meanwhile.
 
-Pages are named by their path: (0, 1) comes right after (0,). A page can be reused if every page of its path is
-in the store; that, not how much it holds, is what a store is for.
+Pages are named by their path: (0, 1) comes right after (0,). A page can be reused if every page of its path
+is in the store; that, not how much it holds, is what a store is for.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason
 from hotprefix.engine.stores.file import MIN_QUOTA, FileStore
 from hotprefix.engine.stores.frame import HEADER_BYTES, pack
-from hotprefix.engine.stores.index import FileIndex
 from hotprefix.lab.sim.storage import Store as ModelStore
 from tests.support.stores import payload
 

@@ -237,9 +237,7 @@ def test_a_chain_whose_tail_cannot_be_deleted_goes_all_the_same(
     assert held(store, range(FITS)) == [0, 1, 2, 3, FITS - 1]
 
 
-def test_when_no_file_can_be_deleted_the_quota_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_no_file_can_be_deleted_the_quota_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(tmp_path, *range(FITS))
     Undeletable(monkeypatch, *range(FITS))
     assert reason_of(store.put, key(10), page(10)) is Reason.DENIED

@@ -66,9 +66,9 @@ class LruServer(Told):
 
     def touch(self, keys: Sequence[bytes]) -> None:
         super().touch(keys)
-        for key in reversed(keys):
-            if key in self.pages:
-                self.pages.move_to_end(key)
+        for each in reversed(keys):
+            if each in self.pages:
+                self.pages.move_to_end(each)
 
 
 @pytest.fixture

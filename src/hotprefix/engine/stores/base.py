@@ -2,9 +2,9 @@
 
 Rules: a store maps 32-byte page keys to framed pages (`frame.py`), of which it understands no more than which
 page comes before which. Its methods block and are called from worker threads (`worker.py`), several at once;
-the engine's own thread never calls them. They raise `LinkError`, or `PageError` where it is this page's trouble
-alone, and nothing else. Making a store contacts nothing. A page put under a key replaces what was there, whole
-or not at all: no reader ever sees half a page.
+the engine's own thread never calls them. They raise `LinkError`, or `PageError` if it is the trouble of this
+page alone, and nothing else. Making a store contacts nothing. A page put under a key replaces what was there,
+whole or not at all: no reader ever sees half a page.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Store(Protocol):
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Make the run the most recently used, so that eviction takes its tail last of all tails, and before
-        its head (handed cases 56, 57). Absent keys are ignored. Does nothing where recency is not ours to
+        its head. Absent keys are ignored. Does nothing where recency is not ours to
         set."""
         ...
 

@@ -22,7 +22,8 @@ class LinkStats:
     """One direction between host memory and the store. calls: requests made to the store. seconds:
     time spent in them, over all threads. failures: read link: unusable pages, and calls that failed or
     overran the time limit; write link: pages not stored, whoever refused them, and calls that overran the
-    limit, whose page may be there late. Absent pages are no failure. last_error: the latest failure's message. opened: how often the breaker opened."""
+    limit, whose page may be there late. Absent pages are no failure. last_error: the latest failure's
+    message. opened: how often the breaker opened."""
 
     calls: int
     pages: int

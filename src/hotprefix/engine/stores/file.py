@@ -207,7 +207,9 @@ class FileStore:
         cannot be deleted."""
         lacking, reason = self._evict(index, spared, rows=rows, disk=disk)
         if lacking > 0 and reason is not None:
-            raise LinkError(reason, f"{lacking} bytes over the quota of {self._quota}: files cannot be deleted")
+            raise LinkError(
+                reason, f"{lacking} bytes over the quota of {self._quota}: files cannot be deleted"
+            )
         if lacking > 0:
             raise PageError(Reason.FULL, f"a quota of {self._quota} bytes holds no more of this prefix")
 

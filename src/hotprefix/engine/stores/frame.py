@@ -3,7 +3,7 @@
 Rules: a payload comes out of `unpack` only if every byte of header and payload is what `pack` wrote for
 that very key; anything else raises `PageError` with its reason. The header is 96 bytes, little endian:
 
-    magic 4 | version 2 | reserved 2 (zero) | key 32 | parent's key 32 | payload length 8 | checksum 16 | payload
+    magic 4 | version 2 | zero 2 | key 32 | parent's key 32 | payload length 8 | checksum 16 | payload
 
 A prefix's first page has no parent: 32 zeros. Every store keeps the pages of one version apart from those of
 another, under a name that has the version in it, so a page that tells of another version is a damaged one.

@@ -4,7 +4,7 @@ Rules: no threads in here; its owner holds a lock around every call. First in, f
 chain's touch comes after the puts of its pages, a removal after what was put before it. Puts are bounded in
 bytes, the other kinds in number, and what does not fit is refused. A page is queued or being written at most
 once at a time. The queue holds the only reference that counts: payloads are immutable bytes, so what is
-written is what was given, whatever happens to the page it came from (handed case 107).
+written is what was given, whatever happens to the page it came from.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules: one try per call, bounded by the socket's time limit: the worker's breaker decides about more.
 What makes room is the server's business: give it `maxmemory` and an `allkeys-lru` (or `-lfu`) policy;
-without such a policy a full server refuses puts, reason full. Keys are `hotprefix:`, the frame's version, `:` and
-the raw page key, so that another format or another tenant of the server is never touched.
+without such a policy a full server refuses puts, reason full. Keys are `hotprefix:`, the frame's version, `:`
+and the raw page key, so that another format or another tenant of the server is never touched.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Rules: `lock` guards everything here and is never held while the store is called
 the order in which they came (`jobs.py`), so no touch and no removal overtakes a put, or the other way round.
 Every job is done, or counted under the reason why not. A call that overruns the time limit counts as a
 failure of the link once for each limit it takes; while it lasts nothing is queued, and once the breaker has
-opened over it what was queued is dropped. A page is not put where the store has it, nor where it lacks the
-page before: nobody could reach it. Only trouble of the store itself feeds the breaker, that of one page does not.
+opened over it what was queued is dropped. A page is not put if the store has it, nor if it lacks the page
+before, for it could not be reached. Only trouble of the store itself feeds the breaker, that of one page does
+not.
 """
 
 from __future__ import annotations

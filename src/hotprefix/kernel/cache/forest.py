@@ -5,9 +5,9 @@ Rules: a run is cut, lengthened, shortened and joined here and nowhere else, so 
 matches compare (node.py), the planned marks and the watch follow on every path. Who is pinned, wanted or
 evicted is decided elsewhere (tree.py); here it only moves along: the upper part of a cut is as protected as
 what hangs below it, and a parent inherits what its leaving child was used for (decision 3). Runs that nothing
-tells apart any more are joined by `tidy`, in moments when nobody is about to use a match. Its work (nodes looked
-at and pages copied) is at most JOIN_WORK for each event (a page evicted, a use, a publication), and one look
-along a chain: a long one waits until copying it whole is paid for, and is then copied once.
+tells apart any more are joined by `tidy`, in moments when no match is about to be used. Its work (nodes
+looked at and pages copied) is at most JOIN_WORK for each event (a page evicted, a use, a publication), and one
+look along a chain: a long one waits until copying it whole is paid for, and is then copied once.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Forest:
         return upper
 
     def _split_seams(self, node: Node, upper: Node, at: int) -> None:
-        """The upper part's figures are those of the seam it ends at. Where none is, no use has ended there: it
+        """The upper part's figures are those of the seam it ends at. Without one, no use has ended there: it
         was created with the pages around it, and inherits the rest when these go."""
         below = [seam for seam in node.seams if seam.end > at]
         around = below[0] if below else node

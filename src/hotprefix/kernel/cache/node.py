@@ -2,8 +2,8 @@
 
 Rules: a node's key is the token bytes of its pages, page-aligned, never empty except at a root. Key and
 pages are the node's own and grow and shrink at their end, where a long run gains and loses page by page.
-Runs that branches had cut are joined again when these have left (forest.py); what the upper ones were used for
-stays written down in the joined run's seams, so that it loses its pages in the order in which they would have.
+Runs that branches had cut are joined again when these have left (forest.py); what the upper ones were used
+for stays written down in the joined run's seams, so that it loses its pages in the order in which they would.
 What a walk finds is a frozen `Match`; walking changes nothing. `version` grows whenever what a match that
 ends in this node could see has changed (split, child added or removed, tail evicted, node gone), so
 "is this match still the longest?" is one comparison (kernel.md: memoise and re-validate). `cuts` grows
@@ -23,8 +23,8 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
 class Seam:
-    """Where uses ended inside a run, `end` pages from its start, that was cut there once. What it says holds of
-    the pages from the seam before it on, as a node's own figures do of the pages behind its last seam."""
+    """Where uses ended inside a run that was cut there once, `end` pages from its start. What it says holds
+    of the pages from the seam before it on, as a node's own figures do of the pages behind its last seam."""
 
     __slots__ = ("created", "end", "hits", "last_access", "priority", "round", "visited")
 
@@ -48,8 +48,8 @@ class Node:
     uses by others: publishing is none, or a prompt prefilled in chunks would look hotter than another.
     visited, round: whether a use ended here since the eviction's hand last came by, and in which of its
     rounds it comes next. expected: the next use of what ends here. The last two pass to the parent too.
-    seams: see Seam, in order. queued: the eviction heap's mark. serial: unique within the tree, for order policies. digest: the name
-    of its last page outside this process (keys.py), once somebody has asked.
+    seams: see Seam, in order. queued: the eviction heap's mark. serial: unique within the tree, for order
+    policies. digest: the name of its last page outside this process (keys.py), once it was asked for.
     """
 
     __slots__ = (

@@ -30,8 +30,8 @@ class _Stored:
 
 class Store:
     """An external store of at most `pages` pages, shared by instances. As the engine's folder store does, it
-    takes no page whose parent it lacks, and gives up, of the pages with none behind them, the one used longest
-    ago, though none for a page right behind it; what a page was used for passes to its parent."""
+    takes no page whose parent it lacks, and gives up, of the pages with none behind them, the one used
+    longest ago, though none for a page right behind it; a page's last use passes to its parent."""
 
     def __init__(self, pages: int) -> None:
         self._limit = pages
