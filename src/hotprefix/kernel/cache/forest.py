@@ -6,8 +6,8 @@ matches compare (node.py), the planned marks and the watch follow on every path.
 evicted is decided elsewhere (tree.py); here it only moves along: the upper part of a cut is as protected as
 what hangs below it, and a parent inherits what its leaving child was used for (decision 3). Runs that nothing
 tells apart any more are joined by `tidy`, in moments when no match is about to be used. Its work (nodes
-looked at and pages copied) is at most JOIN_WORK for each event (a page evicted, a use, a publication), and one
-look along a chain: a long one waits until copying it whole is paid for, and is then copied once.
+looked at and pages copied) is at most JOIN_WORK for each event (a page evicted, a use, a publication), and
+one look along a chain: a long one waits until copying it whole is paid for, and is then copied once.
 """
 
 from __future__ import annotations

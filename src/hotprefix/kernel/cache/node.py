@@ -88,11 +88,6 @@ class Node:
         """An unpinned leaf that is still part of its tree."""
         return not self.pins and not self.children and bool(self.pages)
 
-    @property
-    def tail(self) -> int:
-        """Pages behind the last seam: those that go for the node's own figures."""
-        return len(self.pages) - (self.seams[-1].end if self.seams else 0)
-
     def depth(self) -> int:
         """Pages from the root to this node's end."""
         pages, node = 0, self

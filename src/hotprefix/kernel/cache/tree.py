@@ -265,13 +265,17 @@ class PrefixTree:
                     self._heap.push(node)
                 spared, last = [], _NOTHING
                 continue
-            take = min(count - len(freed), leaf.tail, len(leaf.pages) - last.get(leaf, 0))
+            size = len(leaf.pages)
+            keep = last.get(leaf, 0)
+            if leaf.seams and keep < leaf.seams[-1].end:
+                keep = leaf.seams[-1].end
+            take = min(count - len(freed), size - keep)
             if take <= 0:
                 spared.append(leaf)
                 continue
             if tell and self.before_evict is not None:
                 self.before_evict(leaf, take)
-            freed.extend(reversed(leaf.pages[len(leaf.pages) - take :]))
+            freed.extend(reversed(leaf.pages[size - take :]))
             self._take(leaf, take)
         for node in spared:
             self._heap.push(node)
