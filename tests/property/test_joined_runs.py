@@ -205,6 +205,28 @@ def test_a_place_that_is_held_is_not_joined_until_it_is_given_back() -> None:
     assert tree.evict(9) == [5, 4, 3, 2, 1, 0]
 
 
+def test_a_remembered_match_is_looked_up_again_after_a_join() -> None:
+    """It ended in the upper run, inside the lower one, or at its end; all are one run now."""
+    tree = PrefixTree(1, POLICIES[Eviction.LRU])
+    key = tk.encode(range(8))
+    save(tree, key, list(range(8)))
+    save(tree, key[:12] + tk.encode([9]), [0, 1, 2, 20])
+    whole = tree.lookup(NS, key, 8)
+    assert whole is not None
+    tree.use(whole)
+    memos = [tree.lookup(NS, key, limit) for limit in (2, 3, 5, 8)]
+    assert tree.evict(1) == [20]
+    tidy(tree)
+    assert tree.nodes == 1
+    for memo in memos:
+        assert memo is not None
+        assert not memo.current
+        again = tree.lookup_again(memo, NS, key, memo.pages)
+        assert again == tree.lookup(NS, key, memo.pages)
+        assert again is not None
+        assert tree.pages_of(again) == list(range(memo.pages))
+
+
 def test_an_engine_finds_a_prefix_in_one_run_after_its_branches_have_gone() -> None:
     """The kernel's own passes tidy its tree, in L1 and, by the same calls, in L2."""
     config = KernelConfig(total_pages=256, page_size=4, max_running=4, max_batched_tokens=4_096)

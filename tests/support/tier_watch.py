@@ -48,6 +48,10 @@ class TierWatch:
         assert sources <= self._readable, "a page of L2 is read that was never filled"
         assert read_out <= self._readable
         self._readable -= set(targets)
+        there = set(self._d.executor.stored)
+        for store in plan.stores:
+            assert store.parent is None or store.parent in there, "a page is stored before its parent"
+            there.add(store.key)
         assert self._d.config.tiers.storage or not (plan.stores or plan.fetches or plan.touches)
 
     def executed(self, plan: StepPlan, ok: bool) -> None:
