@@ -23,7 +23,7 @@ from tests.property import test_eviction_walks as walks
 from tests.property.test_tree_machine import TreeMachine
 
 NS = Namespace()
-PAGES = 2_048
+PAGES = 1_024
 PAGE = 16
 
 
@@ -85,7 +85,7 @@ def tidy(tree: PrefixTree) -> None:
 
 
 def cut_prefix(order: str) -> tuple[PrefixTree, int]:
-    """A prefix of 2,048 pages with a branch of one page behind each but the last; the tree, and how many
+    """A prefix of 1,024 pages with a branch of one page behind each but the last; the tree, and how many
     branches there are. order: in which they come, and so in which they will go."""
     tree = PrefixTree(PAGE, POLICIES[Eviction.LRU])
     key, page_bytes = prefix(), PAGE * tk.TOKEN_BYTES
