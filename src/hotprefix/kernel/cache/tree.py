@@ -172,8 +172,11 @@ class PrefixTree:
 
     def unpin(self, handle: Node) -> None:
         """Return a pin. What no other pin protects becomes evictable."""
-        node: Node | None = handle
+        self._unprotect(handle)
         self._forest.note(handle)
+
+    def _unprotect(self, handle: Node) -> None:
+        node: Node | None = handle
         while node is not None:
             if node.pins <= 0:
                 raise ProtocolError("a pin was returned twice")
@@ -217,8 +220,11 @@ class PrefixTree:
             node = self._add(node, key[at + len(kept) * self.page_bytes : end], fresh, planned)
         self._used(node, priority)
         self._protect(node)
-        self.unpin(handle)
-        return Inserted(self._forest.merge_up(node), kept + fresh, len(fresh))
+        self._unprotect(handle)
+        end = self._forest.merge_up(node)
+        if handle.hits:  # else its short runs gather, see merge_up
+            self._forest.note(handle)
+        return Inserted(end, kept + fresh, len(fresh))
 
     def _add(self, parent: Node, key: bytes, pages: list[int], planned: bool) -> Node:
         node = self._forest.add_child(parent, key, pages, planned)
