@@ -221,10 +221,10 @@ class PrefixTree:
         self._used(node, priority)
         self._protect(node)
         self._unprotect(handle)
-        end = self._forest.merge_up(node)
+        reached = self._forest.merge_up(node)
         if handle.hits:  # else its short runs gather, see merge_up
             self._forest.note(handle)
-        return Inserted(end, kept + fresh, len(fresh))
+        return Inserted(reached, kept + fresh, len(fresh))
 
     def _add(self, parent: Node, key: bytes, pages: list[int], planned: bool) -> Node:
         node = self._forest.add_child(parent, key, pages, planned)
