@@ -101,9 +101,12 @@ def serve(
     ] = None,
     kv_events_replay: Annotated[str | None, typer.Option(help="Send missed KV events again there.")] = None,
     kv_events_form: Annotated[
-        str, typer.Option(help="maps (vLLM now) or arrays (SGLang, older vLLM).")
+        str, typer.Option(help="Events as maps (as vLLM 0.32) or arrays (earlier vLLM).")
     ] = "maps",
-    kv_events_tokens: Annotated[bool, typer.Option(help="Send token ids in KV events.")] = False,
+    kv_events_topic: Annotated[str, typer.Option(help="Topic of KV events, the first frame.")] = "",
+    kv_events_tokens: Annotated[
+        bool, typer.Option(help="Send token ids in KV events; routers that hash tokens need them.")
+    ] = False,
     otel: Annotated[
         str | None, typer.Option(help="Send a span for each request to the OTLP/HTTP collector at this URL.")
     ] = None,
@@ -131,7 +134,7 @@ def serve(
         prefetch_timeout_s=prefetch_timeout,
         events=str(events) if events else None, kv_events=kv_events, kv_events_replay=kv_events_replay,
         events_key_file=str(events_key_file) if events_key_file else None, kv_events_form=kv_events_form,
-        kv_events_tokens=kv_events_tokens, otel=otel,
+        kv_events_topic=kv_events_topic, kv_events_tokens=kv_events_tokens, otel=otel,
     )  # fmt: skip
     server = ServerConfig(
         host=host,

@@ -33,7 +33,8 @@ class EngineConfig:
     of the host pool, 0 = no L2. l3: URL of an external store (docs/stores.md), which needs an L2.
     threads: CPU threads (None = all). events: path of an event log, events_key_file: of its fingerprints'
     key (None = random); kv_events, kv_events_replay: addresses for KV events, kv_events_form: maps |
-    arrays, kv_events_tokens: send token ids with them; otel: URL of a collector for spans (docs/records.md).
+    arrays, kv_events_topic: their first frame, kv_events_tokens: send token ids with them; otel: URL of
+    a collector for spans (docs/records.md).
     Raises ConfigError."""
 
     model: str = "default"
@@ -71,6 +72,7 @@ class EngineConfig:
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_form: str = "maps"
+    kv_events_topic: str = ""
     kv_events_tokens: bool = False
     otel: str | None = None
 
