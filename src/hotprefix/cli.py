@@ -2,8 +2,8 @@
 
 Rules: exit status 0 done, 2 bad usage or input (one clear line on stderr), 1 our failure. Progress and
 tables go to stderr, machine-readable results to files or stdout. Heavy imports happen inside commands,
-so `--help` is instant and works without the engine's dependencies. Environment is read here, and in
-`compiled.py` before anything is loaded.
+so `--help` is instant and works without the engine's dependencies. Environment is read here (and by options
+that say so), and in `compiled.py` before anything is loaded.
 """
 
 from __future__ import annotations

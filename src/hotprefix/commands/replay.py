@@ -71,7 +71,7 @@ def replay(
     from hotprefix.lab.experiment.run import run
 
     found = run(
-        load(experiment, Changes(trace, limit, seeds, tuple(set_ or ()))),
+        load(experiment, Changes(trace, limit, seeds, tuple(set_ or ())), _tell),
         out,
         stderr,
         jobs=jobs,
@@ -90,6 +90,10 @@ def replay(
             f"{len(found.problems)} runs have no result; the same command tries them again", style="red"
         )
         raise typer.Exit(1)
+
+
+def _tell(line: str) -> None:
+    stderr.print(line, markup=False, soft_wrap=True)
 
 
 def _load_report() -> None:

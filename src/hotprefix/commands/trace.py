@@ -18,13 +18,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hotprefix.commands.figures import readable
 from hotprefix.errors import InputError
+from hotprefix.lab.trace.published import FOLDER_VARIABLE
 
-app = typer.Typer(no_args_is_help=True, help="Look at traces, convert, generate, check and fit them.")
+app = typer.Typer(no_args_is_help=True, help="Look at traces, get, convert, generate, check and fit them.")
 stderr = Console(stderr=True)
 
-File = Annotated[str, typer.Argument(help="Trace file, or sample:agents.")]
-Format = Annotated[str, typer.Option(help="auto, hotprefix, mooncake, agents, azure or events.")]
+File = Annotated[str, typer.Argument(help="Trace file, folder of kv-cache-tester, or sample:agents.")]
+Format = Annotated[str, typer.Option(help="auto, hotprefix, mooncake, agents, bailian, azure or events.")]
 BlockSize = Annotated[int | None, typer.Option(help="Tokens a block, where the file does not say.")]
 TimeUnit = Annotated[str | None, typer.Option(help="Unit of timestamps: s, ms, us or ns.")]
 SkipBad = Annotated[bool, typer.Option(help="Leave out lines that are no requests; they are counted.")]
@@ -94,6 +96,65 @@ def convert(
         count = write_trace(trace, out)
     _told_bad(trace)
     stderr.print(f"{out}: {count} requests", markup=False, soft_wrap=True)
+
+
+@app.command()
+def gather(
+    folder: Annotated[Path, typer.Argument(help="kv-cache-tester's folder of trace_*.json files.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
+    max_bytes: Annotated[int | None, typer.Option(help="Leave out files that are larger.")] = None,
+) -> None:
+    """Put recorded coding-agent sessions into one file, each on a line (docs/traces.md).
+
+    Example: hotprefix trace gather kv-cache-tester/traces --out sessions.jsonl.gz
+    """
+    from hotprefix.lab.trace import kvtester
+    from hotprefix.lab.trace.write import check_suffix, whole_file
+
+    check_suffix(out)
+    count = left = 0
+    with stderr.status("reading") as status, whole_file(out) as file:
+        for path, line in kvtester.gather(folder, max_bytes):
+            status.update(path.name)
+            if line is None:
+                left += 1
+                continue
+            file.write(line)
+            count += 1
+    stderr.print(f"{out}: {count} sessions, {left} files left out", markup=False, soft_wrap=True)
+
+
+@app.command()
+def published(
+    folder: Annotated[
+        Path | None, typer.Option(envvar=FOLDER_VARIABLE, help="Where your copies are.", show_envvar=True)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the public traces that documented figures rest on: where each comes from, how to get it, and
+    whether your copy is the same (SHA-256). Exit status 2 where one differs.
+
+    Example: HOTPREFIX_TRACES=traces hotprefix trace published
+    """
+    from hotprefix.lab.trace.published import PUBLISHED, State, check
+
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; make it, or give another", param="folder")
+    states = {one.name: None if folder is None else check(one, folder) for one in PUBLISHED}
+    if json:
+        rows = [dataclasses.asdict(one) | {"get": one.steps, "state": states[one.name]} for one in PUBLISHED]
+        typer.echo(_json(rows))
+    else:
+        for one in PUBLISHED:
+            state = states[one.name] or f"not looked for: set {FOLDER_VARIABLE}"
+            typer.echo(f"{one.name}: {state} ({one.licence}, {one.repository} at {one.commit[:7]})")
+            if states[one.name] is not State.SAME:
+                typer.echo("".join(f"    {step}\n" for step in one.steps), nl=False)
+    differing = [name for name, state in states.items() if state is State.DIFFERS]
+    if differing:
+        raise InputError(
+            f"{folder}: {', '.join(differing)} differ from what was published; get them again", param="folder"
+        )
 
 
 @app.command()
@@ -221,7 +282,7 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
         return
     table = Table("what", "value")
     for name, value in found.items():
-        table.add_row(name, "\n".join(value) if isinstance(value, tuple) else str(value))
+        table.add_row(name, readable(name, value))
     stderr.print(table)
 
 
@@ -231,7 +292,7 @@ def _json(value: Any) -> str:
 
 def _params(path: Path, name: str) -> dict[str, Any]:
     try:
-        held = json.loads(path.read_text())
+        held = json.loads(path.read_text(encoding="utf-8-sig"))
         given = held["params"]
         made_for = held.get("generator", name)
     except (OSError, ValueError, KeyError, TypeError) as error:
