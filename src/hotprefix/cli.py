@@ -68,7 +68,9 @@ def serve(
     ] = Publication.SCHEDULE,
     flight: Annotated[Flight, typer.Option(help="Who computes a shared prompt.")] = Flight.COALESCED,
     order: Annotated[Order, typer.Option(help="Order of the waiting queue.")] = Order.FCFS,
-    eviction: Annotated[Eviction, typer.Option(help="What leaves the cache first.")] = Eviction.LRU,
+    eviction: Annotated[
+        Eviction, typer.Option(help="What leaves the cache first; reuse is for replays.")
+    ] = Eviction.LRU,
     preemption: Annotated[bool, typer.Option(help="With --order priority: displace less important.")] = False,
     max_batched_tokens: Annotated[int, typer.Option(help="Tokens one step may compute.")] = 2048,
     max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = 64,

@@ -43,7 +43,7 @@ def folder(tmp_path: Path, *files: dict[str, Any]) -> Path:
 
 SUB = {"type": "subagent", "agent_id": "agent_001", "t": 3.0004, "models": ["haiku"], "requests": [
     request(0.0, [40, 41], model="haiku"),
-    request(6.0, [40, 41, 42], model="haiku", input_types=["tool_result", "text"]),
+    request(6.0, [40, 41, 42], model="haiku", input_types=["text", "tool_result"]),
 ]}  # fmt: skip
 FIRST = original(request(0.0, [1, 2, 3]), SUB, request(5.0, [1, 2, 9, 10], input_types=["tool_result"]),
                  request(12.0, [1, 2, 3, 4], stop=""))  # fmt: skip

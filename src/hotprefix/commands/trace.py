@@ -32,7 +32,7 @@ TimeUnit = Annotated[str | None, typer.Option(help="Unit of timestamps: s, ms, u
 SkipBad = Annotated[bool, typer.Option(help="Leave out lines that are no requests; they are counted.")]
 Limit = Annotated[int | None, typer.Option(help="The first so many requests.")]
 SharedPrefix = Annotated[
-    bool, typer.Option(help="Assume that coding-agent sessions share tools and system prompt.")
+    bool | None, typer.Option(help="Assume that coding-agent sessions share tools and system prompt.")
 ]
 Answers = Annotated[bool, typer.Option(help="Assume that their answers stand in the next prompt unchanged.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
@@ -46,7 +46,7 @@ def info(
     time_unit: TimeUnit = None,
     skip_bad: SkipBad = False,
     limit: Limit = None,
-    shared_prefix: SharedPrefix = False,
+    shared_prefix: SharedPrefix = None,
     answers: Answers = False,
     json: Json = False,
 ) -> None:
@@ -75,7 +75,7 @@ def convert(
     time_unit: TimeUnit = None,
     skip_bad: SkipBad = False,
     limit: Limit = None,
-    shared_prefix: SharedPrefix = True,
+    shared_prefix: SharedPrefix = None,
     answers: Answers = False,
     session_rate: Annotated[
         float | None, typer.Option(help="Coding-agent sessions a second, Poisson; default: all at once.")
@@ -90,6 +90,8 @@ def convert(
     from hotprefix.lab.trace.write import write_trace
 
     starts = SessionStarts(session_rate, seed)
+    if seed and session_rate is None:
+        raise InputError(f"--seed {seed}: draws session starts; give --session-rate too", param="seed")
     trace = _open(file, format, block_size, time_unit, limit, shared_prefix, answers, starts)
     trace.skip_bad = skip_bad
     with _progress(trace):
@@ -191,7 +193,7 @@ def check(
     block_size: BlockSize = None,
     time_unit: TimeUnit = None,
     limit: Limit = None,
-    shared_prefix: SharedPrefix = False,
+    shared_prefix: SharedPrefix = None,
     json: Json = False,
 ) -> None:
     """Find everything that is wrong with a trace. Exit status 2 where something is.
@@ -249,18 +251,27 @@ def fit(
 
 def _open(
     file: str, format: str, block_size: int | None, time_unit: str | None, limit: int | None,
-    shared_prefix: bool, answers: bool, starts: Any = None,
+    shared_prefix: bool | None, answers: bool, starts: Any = None,
 ) -> Any:  # fmt: skip
+    """starts: of sessions, where what is opened is to be replayed; it shares the prefix then, unless told."""
     from hotprefix.lab.trace.agents import Assumed
     from hotprefix.lab.trace.clock import PER_SECOND
     from hotprefix.lab.trace.open import open_trace
 
     if time_unit is not None and time_unit not in PER_SECOND:
         raise InputError(f"--time-unit {time_unit}: there are {', '.join(PER_SECOND)}", param="time_unit")
-    return open_trace(
+    shares = starts is not None if shared_prefix is None else shared_prefix
+    trace = open_trace(
         file, format=format, block_size=block_size, time_unit=time_unit, limit=limit,  # type: ignore[arg-type]
-        sessions=starts, assumed=Assumed(shared_prefix, answers),
+        sessions=starts, assumed=Assumed(shares, answers),
     )  # fmt: skip
+    if shared_prefix is not None and trace.provenance.format != "agents":
+        raise InputError(
+            f"--shared-prefix: {file} is of format {trace.provenance.format}, which leaves nothing to "
+            "assume: leave it out",
+            param="shared_prefix",
+        )
+    return trace
 
 
 @contextmanager
