@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from hotprefix.commands.trace import FOLDER_VARIABLE
 from hotprefix.lab.trace.kvtester import COLUMNS
-from hotprefix.lab.trace.published import FOLDER_VARIABLE, find
+from hotprefix.lab.trace.published import find
 
 BESIDE = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 

@@ -121,6 +121,6 @@ def test_a_copy_is_compared_by_its_content(tmp_path: Path, packed: bool) -> None
 def test_how_to_get_a_trace_is_told(one: Published) -> None:
     assert len(one.commit) == 40
     assert len(one.sha256) == 64
-    steps = " ".join(one.steps)
-    for part in (one.commit, one.repository, one.path, f'"$HOTPREFIX_TRACES"/{one.name}'):
+    steps = " ".join(one.steps("traces"))
+    for part in (one.commit, one.repository, one.path, f"traces/{one.name}"):
         assert part in steps

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from hotprefix.commands.figures import readable
 from hotprefix.errors import InputError
-from hotprefix.lab.trace.published import FOLDER_VARIABLE
+
+FOLDER_VARIABLE = "HOTPREFIX_TRACES"
 
 app = typer.Typer(no_args_is_help=True, help="Look at traces, get, convert, generate, check and fit them.")
 stderr = Console(stderr=True)
@@ -142,16 +143,20 @@ def published(
 
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder}: no such folder; make it, or give another", param="folder")
+    place = f'"${FOLDER_VARIABLE}"'
     states = {one.name: None if folder is None else check(one, folder) for one in PUBLISHED}
     if json:
-        rows = [dataclasses.asdict(one) | {"get": one.steps, "state": states[one.name]} for one in PUBLISHED]
+        rows = [
+            dataclasses.asdict(one) | {"get": one.steps(place), "state": states[one.name]}
+            for one in PUBLISHED
+        ]
         typer.echo(_json(rows))
     else:
         for one in PUBLISHED:
             state = states[one.name] or f"not looked for: set {FOLDER_VARIABLE}"
             typer.echo(f"{one.name}: {state} ({one.licence}, {one.repository} at {one.commit[:7]})")
             if states[one.name] is not State.SAME:
-                typer.echo("".join(f"    {step}\n" for step in one.steps), nl=False)
+                typer.echo("".join(f"    {step}\n" for step in one.steps(place)), nl=False)
     differing = [name for name, state in states.items() if state is State.DIFFERS]
     if differing:
         raise InputError(

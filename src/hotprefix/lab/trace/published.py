@@ -2,7 +2,7 @@
 whether a file is the same.
 
 Rules: a digest is of the uncompressed content, so it holds for the file as published and compressed alike.
-Nothing is fetched here, and no trace is part of this project. Readers are imported where a file is read.
+Nothing is fetched here, and no trace is part of this project.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-FOLDER_VARIABLE: Final = "HOTPREFIX_TRACES"
+from hotprefix.lab.trace.lines import whole_content
+
 SUFFIXES: Final = ("", ".gz", ".zst")
 _RAW: Final = "https://raw.githubusercontent.com"
 
@@ -32,10 +33,9 @@ class Published:
     sha256: str
     gathered: str | None = None
 
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """Commands that make the file in a folder named by FOLDER_VARIABLE."""
-        target = f'"${FOLDER_VARIABLE}"/{self.name}'
+    def steps(self, folder: str) -> tuple[str, ...]:
+        """Shell commands that make the file. folder: as it is to stand in them."""
+        target = f"{folder}/{self.name}"
         if self.gathered is None:
             return (f"curl -fLo {target} {_RAW}/{self.repository}/{self.commit}/{self.path}",)
         checkout = self.repository.partition("/")[2]
@@ -90,8 +90,6 @@ def find(name: str, folder: Path) -> Path | None:
 
 def check(one: Published, folder: Path) -> State:
     """Compare what is in the folder. Raises BadTrace (cannot be read)."""
-    from hotprefix.lab.trace.lines import whole_content
-
     path = find(one.name, folder)
     if path is None:
         return State.ABSENT
