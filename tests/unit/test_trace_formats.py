@@ -154,7 +154,7 @@ def test_a_cut_gzip_is_an_error_with_skipping_too(tmp_path: Path) -> None:
         (b"", "empty"),
         (b"\n\n", "empty"),
         (b"hello\n", "no known format"),
-        (b"\xff\xfe{}\n", "no known format"),
+        (b"\xff\xfe{}\n", "text in UTF-16"),
         (b"\x1f\x8bnonsense", "Unknown compression method|cut off"),
         (b"\x28\xb5\x2f\xfdnonsense", "zstd"),
     ],
