@@ -2,8 +2,8 @@
 
 Rules: exit status 0 done, 2 bad usage or input (one clear line on stderr), 1 our failure. Progress and
 tables go to stderr, machine-readable results to files or stdout. Heavy imports happen inside commands,
-so `--help` is instant and works without the engine's dependencies. Environment is read here, and in
-`compiled.py` before anything is loaded.
+so `--help` is instant and works without the engine's dependencies. Environment is read here (and by options
+that say so), and in `compiled.py` before anything is loaded.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def serve(
     ] = Publication.SCHEDULE,
     flight: Annotated[Flight, typer.Option(help="Who computes a shared prompt.")] = Flight.COALESCED,
     order: Annotated[Order, typer.Option(help="Order of the waiting queue.")] = Order.FCFS,
-    eviction: Annotated[Eviction, typer.Option(help="What leaves the cache first.")] = Eviction.LRU,
+    eviction: Annotated[
+        Eviction, typer.Option(help="What leaves the cache first; reuse is for replays.")
+    ] = Eviction.LRU,
     preemption: Annotated[bool, typer.Option(help="With --order priority: displace less important.")] = False,
     max_batched_tokens: Annotated[int, typer.Option(help="Tokens one step may compute.")] = 2048,
     max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = 64,
@@ -101,9 +103,12 @@ def serve(
     ] = None,
     kv_events_replay: Annotated[str | None, typer.Option(help="Send missed KV events again there.")] = None,
     kv_events_form: Annotated[
-        str, typer.Option(help="maps (vLLM now) or arrays (SGLang, older vLLM).")
+        str, typer.Option(help="Events as maps (as vLLM 0.32) or arrays (earlier vLLM).")
     ] = "maps",
-    kv_events_tokens: Annotated[bool, typer.Option(help="Send token ids in KV events.")] = False,
+    kv_events_topic: Annotated[str, typer.Option(help="Topic of KV events, the first frame.")] = "",
+    kv_events_tokens: Annotated[
+        bool, typer.Option(help="Send token ids in KV events; routers that hash tokens need them.")
+    ] = False,
     otel: Annotated[
         str | None, typer.Option(help="Send a span for each request to the OTLP/HTTP collector at this URL.")
     ] = None,
@@ -131,7 +136,7 @@ def serve(
         prefetch_timeout_s=prefetch_timeout,
         events=str(events) if events else None, kv_events=kv_events, kv_events_replay=kv_events_replay,
         events_key_file=str(events_key_file) if events_key_file else None, kv_events_form=kv_events_form,
-        kv_events_tokens=kv_events_tokens, otel=otel,
+        kv_events_topic=kv_events_topic, kv_events_tokens=kv_events_tokens, otel=otel,
     )  # fmt: skip
     server = ServerConfig(
         host=host,

@@ -94,7 +94,9 @@ class TierLoops:
         self, store: Store | None = None, fetch_s: float = 20.0, fingerprint: str = "", **settings: object
     ) -> TierLoop:
         """settings: of EngineConfig. fetch_s: how long one fetch may take. fingerprint: of other weights."""
-        small = {"kv_tokens": 512, "min_restore_tokens": 16, "min_fetch_tokens": 16}
+        small = {"kv_tokens": 512}
+        small |= {"min_restore_tokens": 16} if settings.get("l2_tokens") else {}
+        small |= {"min_fetch_tokens": 16} if settings.get("l3") else {}
         config = EngineConfig(**(small | settings))  # type: ignore[arg-type]
         decoder = self._loaded.decoder
         pages = config.kv_tokens // config.page_size

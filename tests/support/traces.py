@@ -1,25 +1,30 @@
-"""Small trace files for tests."""
+"""Small trace files for tests, and where published ones are: in the folder that HOTPREFIX_TRACES names, which
+docs/traces.md says how to fill (or beside this checkout)."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hotprefix.lab.trace.agents import COLUMNS
+from hotprefix.commands.trace import FOLDER_VARIABLE
+from hotprefix.lab.trace.kvtester import COLUMNS
+from hotprefix.lab.trace.published import find
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
+BESIDE = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 
 
 def shared(name: str) -> Path:
-    """A published trace beside the checkout; skips the test where there is none."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(f"{name} is not beside this checkout")
+    """A published trace, compressed or not; skips the test where there is none."""
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or BESIDE)
+    path = find(name.removesuffix(".gz"), folder)
+    if path is None:
+        pytest.skip(f"{name} is not in the folder of {FOLDER_VARIABLE} (hotprefix trace published)")
     return path
 
 
@@ -37,7 +42,7 @@ def mooncake(**changes: Any) -> dict[str, Any]:
 def session(rows: list[list[Any]], **changes: Any) -> dict[str, Any]:
     """A coding-agent session of 64-token blocks; 128 tokens of tools and system prompt."""
     head = {"id": "s", "models": ["m", "n"], "block_size": 64, "tool_tokens": 100, "system_tokens": 28}
-    return head | {"cols": COLUMNS, "rows": rows} | changes
+    return head | {"cols": list(COLUMNS), "rows": rows} | changes
 
 
 def row(

@@ -244,10 +244,21 @@ def test_a_shipped_experiment_loads_and_is_judged_by_rules_that_say_why() -> Non
 
 def test_a_trace_of_arrivals_needs_no_sessions_alive(tmp_path: Path) -> None:
     trace = str(write_lines(tmp_path / "t.jsonl", [mooncake(timestamp=1000 * i) for i in range(3)]))
-    with pytest.raises(ConfigError, match=r"load.concurrency=24: in open loop .*--set load.concurrency="):
-        plan(load("refresh-off-on", Changes(trace=trace)))
-    planned = plan(load("refresh-off-on", Changes(trace=trace, sets=("load.concurrency=",))))
+    told: list[str] = []
+    planned = plan(load("refresh-off-on", Changes(trace=trace), told.append))
     assert {task.loop for task in planned.tasks} == {Loop.OPEN}
+    assert told == [
+        f"load.concurrency=24 is left out: {trace} records no sessions, so its requests arrive as recorded "
+        "(load.speed makes them come faster)"
+    ]
+    said = ("load.concurrency=9",)
+    with pytest.raises(ConfigError, match=r"load.concurrency=9: in open loop .*--set load.concurrency="):
+        plan(load("refresh-off-on", Changes(trace=trace, sets=said), told.append))
+    with pytest.raises(ConfigError, match=r"condition 's12' sets load.concurrency.* a trace with sessions"):
+        plan(load("refresh-by-queue-depth", Changes(trace=trace)))
+    assert len(told) == 1
+    load("refresh-off-on", Changes(trace="sample:agents"), told.append)
+    assert len(told) == 1, "it has sessions"
 
 
 def test_bursts_are_replayed_as_they_arrive_also_where_the_trace_has_sessions() -> None:

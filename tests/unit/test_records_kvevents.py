@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -14,19 +15,12 @@ from hotprefix.errors import ConfigError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.cache.keys import chain, root_key
 from hotprefix.kernel.request import Namespace
-from hotprefix.records.kvevents import (
-    Cleared,
-    Form,
-    KVPublisher,
-    PageEvent,
-    PageEvents,
-    Removed,
-    Stored,
-    block_hash,
-)
+from hotprefix.records.kvevents import KVPublisher, PageEvents, block_hash, private_digest
+from hotprefix.records.kvwire import Batch, Cleared, PageEvent, Removed, Stored, to_wire
 from hotprefix.records.open import open_recorder
-from tests.support import kv_wire
 from tests.support.observed import WatchedDriver, program, run
+
+KEY = b"0123456789abcdef"
 
 
 class Subscriber:
@@ -84,7 +78,7 @@ class Watch:
 
     def opened(self, kernel: Any, info: Any, fingerprint: str, now: float) -> None:
         self.kernel, self.page = kernel, info.page_size
-        self.pages = PageEvents(info.page_size, self.with_tokens)
+        self.pages = PageEvents(info.page_size, KEY, with_tokens=self.with_tokens)
         self.pages.cleared()
         kernel.watch_pages(self.pages)
 
@@ -158,12 +152,53 @@ def test_token_ids_stay_here_unless_asked_for() -> None:
     assert [event.tokens for event in watch.events if isinstance(event, Stored)] == [()]
 
 
-# -- the wire, as subscribers of vLLM and SGLang declare it -----------------------------------------
+def test_tenants_pages_carry_a_digest_and_no_salt() -> None:
+    """On every page, so that one which is read without those before it is not counted for everybody."""
+    watch = Watch(with_tokens=True)
+    d = WatchedDriver(watch, page_size=4)  # type: ignore[arg-type]
+    for salt in (None, "tenant", "other"):
+        d.submit(f"r-{salt}", list(range(17)), 1, salt=salt)
+        d.run()
+        d.submit(f"q-{salt}", [*range(17), 1, 2, 3, 4, 5, 6, 7], 1, salt=salt)
+        d.run()
+    told: dict[str | None, set[object]] = {}
+    for event in watch.events:
+        if isinstance(event, Stored):
+            assert len(event.extra) == len(event.hashes)
+            salt = next(s for s in (None, "tenant", "other") if event.hashes[0] in hashes_of(s))
+            told.setdefault(salt, set()).update(event.extra)
+    assert told[None] == {None}
+    assert len(told["tenant"]) == len(told["other"]) == 1
+    assert told["tenant"] != told["other"]
+    wire = msgspec.msgpack.encode(to_wire(Batch(0.0, tuple(watch.events))))
+    assert b"tenant" not in wire
+    assert b"other" not in wire
 
 
-EVENTS: list[PageEvent] = [
-    Cleared(), Stored((5, 2**63 - 1), None, (1, 2, 3, 4), 2), Stored((7,), 5, (), 2), Removed((7,)),
-]  # fmt: skip
+def hashes_of(salt: str | None) -> set[int]:
+    prompt = [*range(17), 1, 2, 3, 4, 5, 6, 7]
+    return set(map(block_hash, chain(root_key(Namespace(salt=salt), 4), tk.encode(prompt), 4)))
+
+
+def test_a_digest_needs_the_key() -> None:
+    tenant = Namespace(salt="tenant")
+    assert private_digest(KEY, tenant) == private_digest(KEY, Namespace(salt="tenant"))
+    assert private_digest(KEY, tenant) != private_digest(b"another key 0123", tenant)
+    assert private_digest(KEY, Namespace(salt="")) is not None
+    assert private_digest(KEY, Namespace(adapter="a", adapter_version="2")) is not None
+    assert private_digest(KEY, Namespace(model="m", adapter="a")) is None
+
+
+def test_token_ids_are_never_negative() -> None:
+    """A key may hold other content's digest in place of ids; readers take unsigned numbers only."""
+    watch = Watch(with_tokens=True)
+    d = WatchedDriver(watch, page_size=4)  # type: ignore[arg-type]
+    d.submit("a", list(range(9)), 1, cache_key=tk.encode([-1, -(2**31), 3, 4, *range(4, 9)]))
+    d.run()
+    assert [e.tokens for e in watch.events if isinstance(e, Stored)] == [(2**32 - 1, 2**31, 3, 4, 4, 5, 6, 7)]
+
+
+# -- the sockets --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -173,14 +208,18 @@ def publisher(request: pytest.FixtureRequest) -> Iterator[KVPublisher]:
     made.close()
 
 
+END_OF_REPLAY = [b"", b"", b"\xff" * 8, b""]  # as recorded: tests/unit/test_kv_events_wire.py
+
+
 class Client:
     """Sockets of a subscriber."""
 
     def __init__(self, publisher: KVPublisher, topic: str = "") -> None:
+        self.topic = topic.encode()
         self.context = zmq.Context()
         self.sub = self.context.socket(zmq.SUB)
         self.sub.connect(publisher.endpoint)
-        self.sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        self.sub.setsockopt(zmq.SUBSCRIBE, self.topic)
         self.dealer = self.context.socket(zmq.DEALER)
         self.dealer.connect(publisher.replay_endpoint)
         for socket in (self.sub, self.dealer):
@@ -190,12 +229,12 @@ class Client:
         self.dealer.send_multipart((b"", first.to_bytes(8, "big")))
         found = []
         while True:
-            _, sequence, payload = self.dealer.recv_multipart()
-            number = int.from_bytes(sequence, "big", signed=True)
-            if number == -1:
-                assert payload == b""
+            frames = self.dealer.recv_multipart()
+            if frames == END_OF_REPLAY:
                 return found
-            found.append((number, payload))
+            empty, topic, sequence, payload = frames
+            assert (empty, topic) == (b"", self.topic)
+            found.append((int.from_bytes(sequence, "big"), payload))
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -221,32 +260,21 @@ def connected(publisher: KVPublisher, client: Client) -> None:
     client.sub.setsockopt(zmq.RCVTIMEO, 60_000)
 
 
-@pytest.mark.parametrize(
-    ("publisher", "decoder"),
-    [({"form": Form.MAPS}, kv_wire.VLLM), ({"form": Form.ARRAYS}, kv_wire.SGLANG)],
-    indirect=["publisher"],
-)
-def test_published_subscribers_decode_it(publisher: KVPublisher, client: Client, decoder: Any) -> None:
+@pytest.mark.parametrize("publisher", [{"topic": "kv"}], indirect=True)
+def test_a_topic_stands_first_in_every_message(publisher: KVPublisher) -> None:
+    client = Client(publisher, "kv")
     connected(publisher, client)
-    publisher.publish(12.5, EVENTS)
-    while True:
-        topic, sequence, payload = client.sub.recv_multipart()
-        batch = decoder.decode(payload)
-        if batch.events:
-            break
-    assert topic == b""
-    assert len(sequence) == 8
-    assert batch.ts == 12.5
-    cleared, first, second, removed = batch.events
-    assert type(cleared).__struct_config__.tag == "AllBlocksCleared"
-    assert (first.block_hashes, first.parent_block_hash, first.token_ids) == (
-        [5, 2**63 - 1],
-        None,
-        [1, 2, 3, 4],
-    )
-    assert (second.block_hashes, second.parent_block_hash, second.block_size) == ([7], 5, 2)
-    assert second.token_ids == []
-    assert removed.block_hashes == [7]
+    publisher.publish(12.5, [Removed((7,))])
+    topic, number, payload = client.sub.recv_multipart()
+    while not events_of(payload):
+        topic, number, payload = client.sub.recv_multipart()
+    assert topic == b"kv"
+    assert client.replay(int.from_bytes(number, "big")) == [(int.from_bytes(number, "big"), payload)]
+    client.close()
+
+
+def events_of(payload: bytes) -> list[Any]:
+    return msgspec.msgpack.decode(payload)[1]  # type: ignore[no-any-return]
 
 
 def test_numbers_rise_by_one_and_what_was_missed_is_sent_again(
@@ -256,9 +284,7 @@ def test_numbers_rise_by_one_and_what_was_missed_is_sent_again(
         publisher.publish(float(number), [Removed((number,))])
     everything = client.replay(0)
     assert [number for number, _ in everything] == [0, 1, 2, 3, 4]
-    assert [kv_wire.VLLM.decode(payload).events[0].block_hashes for _, payload in everything] == [
-        [n] for n in range(5)
-    ]
+    assert [events_of(payload)[0]["block_hashes"] for _, payload in everything] == [[n] for n in range(5)]
     assert client.replay(3) == everything[3:]
     assert client.replay(5) == []
     connected(publisher, client)
@@ -267,8 +293,8 @@ def test_numbers_rise_by_one_and_what_was_missed_is_sent_again(
     while True:
         _, sequence, payload = client.sub.recv_multipart()
         numbers.append(int.from_bytes(sequence, "big"))
-        events = kv_wire.VLLM.decode(payload).events
-        if events and events[0].block_hashes == [9]:  # how many of the first five came depends on the join
+        events = events_of(payload)
+        if events and events[0]["block_hashes"] == [9]:  # how many of the first five came depends on the join
             break
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     client.dealer.send_multipart((b"", b"short"))  # no answer, no harm

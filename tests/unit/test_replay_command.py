@@ -108,3 +108,11 @@ def test_the_shipped_experiments_are_listed() -> None:
     assert found.exit_code == 0
     assert [line.split()[0] for line in found.stdout.splitlines()] == list(shipped())
     assert set(json.loads(call("--list", "--json").stdout)) == set(shipped())
+
+
+@pytest.mark.parametrize(
+    "given", [["--seeds", "3"], ["--set", "load.speed=2"], ["--jobs", "2"], ["--ray"], ["--force"]]
+)
+def test_options_of_experiments_are_refused_against_live(given: list[str], tmp_path: Path) -> None:
+    found = refusal("--against-live", "--out", str(tmp_path), *given)
+    assert found.startswith(f"{given[0]}: belongs to experiments")

@@ -80,6 +80,9 @@ def test_info_as_json(trace: Trace, tmp_path: Path) -> None:
         (["convert", "sample:agents", "--out", "/nowhere/x.jsonl"], "/nowhere/x.jsonl: No such file"),
         (["convert", "sample:agents", "--out", "x.jsonl", "--session-rate", "1"], "session_rate=1: "),
         (["convert", "sample:agents", "--out", "x.jsonl", "--answers"], "answers: "),
+        (["info", "sample:agents", "--shared-prefix"], "--shared-prefix: sample:agents is of format"),
+        (["convert", "sample:agents", "--out", "x.jsonl", "--no-shared-prefix"], "--shared-prefix: "),
+        (["convert", "sample:agents", "--out", "x.jsonl", "--seed", "3"], "--seed 3: draws session starts"),
         (["generate", "bursts", "--out", "x.jsonl", "--set", "every_s=1e9", "--set", "bursts=2000"],
          "request b1000/0: arrival_s=1e+12; a trace holds at most 1e+12 seconds"),
     ],
@@ -163,3 +166,45 @@ def test_check_says_everything_and_fails(trace: Trace, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["info", "convert", "generate", "check", "fit"])
 def test_help_has_an_example(trace: Trace, command: str) -> None:
     assert f"Example: hotprefix trace {command} " in trace(command, "--help").stdout
+
+
+def test_info_is_written_for_people(trace: Trace, tmp_path: Path) -> None:
+    rows = [mooncake(timestamp=7 * n, input_length=600 + n % 400) for n in range(2000)]
+    shown = trace("info", write_lines(tmp_path / "m.jsonl", rows)).stderr
+    found = {
+        cells[1].strip(): cells[2].strip() for line in shown.splitlines() if len(cells := line.split("│")) > 3
+    }
+    wanted = {
+        "requests": "2,000", "input_tokens": "1,599,000", "ideal_reuse_share": "99.95 %", "span_s": "13.99 s",
+        "has_sessions": "no", "think_s": "-", "input_length": "p50 799.5  p90 959.1  p99 995  max 999",
+    }  # fmt: skip
+    assert found.items() >= wanted.items()
+
+
+def test_gather_then_compare_with_what_was_published(trace: Trace, tmp_path: Path) -> None:
+    (tmp_path / "trace_1.json").write_text(
+        '{"id":"s","models":["m"],"block_size":64,"hash_id_scope":"local","tool_tokens":1,"system_tokens":1,'
+        '"requests":[{"t":0.0,"type":"n","model":"m","in":70,"out":5,"hash_ids":[1],"input_types":["text"]}]}'
+    )
+    out = tmp_path / "cc_weka_sessions_b64.jsonl.gz"
+    assert "1 sessions, 0 files left out" in trace("gather", tmp_path, "--out", out).stderr
+    assert json.loads(trace("info", out, "--json").stdout)["requests"] == 1
+    done = trace("published", "--folder", tmp_path, status=2)
+    assert "cc_weka_sessions_b64.jsonl: differs" in done.stdout
+    assert "mooncake_fast25_conversation_b512.jsonl: absent" in done.stdout
+    assert "raw.githubusercontent.com/kvcache-ai/Mooncake/" in done.stdout
+    assert done.stderr.startswith(f"hotprefix: {tmp_path}: cc_weka_sessions_b64.jsonl differ")
+    assert trace("gather", tmp_path, "--out", tmp_path / "x.csv", status=2).stderr.count("\n") == 1
+
+
+def test_published_without_a_folder_tells_how_to_get_them(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOTPREFIX_TRACES", raising=False)
+    done = trace("published")
+    assert "not looked for: set HOTPREFIX_TRACES" in done.stdout
+    found = json.loads(trace("published", "--json").stdout)
+    assert {one["state"] for one in found} == {None}
+    assert all(one["get"] for one in found)
+    monkeypatch.setenv("HOTPREFIX_TRACES", "nowhere")
+    assert "nowhere: no such folder" in trace("published", status=2).stderr

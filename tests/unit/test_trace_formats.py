@@ -130,7 +130,7 @@ def test_absolute_milliseconds_count_from_the_first(tmp_path: Path) -> None:
 
 
 def test_seconds_where_milliseconds_are_declared_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadTrace, match=r"timestamp: 1700000000.0 would be Unix time in seconds.*--time-unit"):
+    with pytest.raises(BadTrace, match=r"timestamp: 1700000000.0 would be Unix time in s.*--time-unit"):
         stamped(tmp_path, 1_700_000_000, 1_700_000_001)
     assert stamped(tmp_path, 1_700_000_000, 1_700_000_001, time_unit="s") == [("1", 0.0), ("2", 1.0)]
     assert stamped(tmp_path, 0.0, 0.5, time_unit="s") == [("1", 0.0), ("2", 0.5)]
@@ -154,7 +154,7 @@ def test_a_cut_gzip_is_an_error_with_skipping_too(tmp_path: Path) -> None:
         (b"", "empty"),
         (b"\n\n", "empty"),
         (b"hello\n", "no known format"),
-        (b"\xff\xfe{}\n", "no known format"),
+        (b"\xff\xfe{}\n", "text in UTF-16"),
         (b"\x1f\x8bnonsense", "Unknown compression method|cut off"),
         (b"\x28\xb5\x2f\xfdnonsense", "zstd"),
     ],
@@ -173,7 +173,7 @@ def test_options_out_of_range(tmp_path: Path) -> None:
             open_trace(path, **options)
     with pytest.raises(BadTrace, match="No such file"):
         open_trace(tmp_path / "absent")
-    with pytest.raises(BadTrace, match="directory"):
+    with pytest.raises(BadTrace, match=r"a folder without trace_\*.json"):
         open_trace(tmp_path)
     with pytest.raises(InputError, match="sample:agents"):
         open_trace("sample:other")

@@ -1,4 +1,4 @@
-"""The published traces, counted: what an endless cache would reuse of each (issue 4)."""
+"""The published traces, counted: what an endless cache would reuse of each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from hotprefix.lab.trace.agents import Assumed
 from hotprefix.lab.trace.info import info
 from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.published import PUBLISHED, Published, State, check
 from hotprefix.lab.trace.write import write_trace
 from tests.support.traces import shared
 
@@ -84,3 +85,8 @@ def test_converting_loses_nothing(tmp_path: Path, name: str, requests: int) -> N
         assert [getattr(before, f) for f in fields] == [getattr(after, f) for f in fields]
         assert before.blocks.tolist() == after.blocks.tolist()
     assert dataclasses.replace(info(original), format="hotprefix") == info(again)
+
+
+@pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: one.name)
+def test_copies_are_what_was_published(one: Published) -> None:
+    assert check(one, shared(one.name).parent) is State.SAME

@@ -55,6 +55,15 @@ def replay(
     live = {"cost": cost, "model": model, "threads": threads, "seconds": seconds, "clock": clock}
     given = {name: value for name, value in live.items() if value is not None}
     if against_live:
+        unused = {
+            "seeds": seeds,
+            "set": set_,
+            "jobs": jobs,
+            "ray": ray,
+            "ray-address": ray_address,
+            "force": force,
+        }
+        _refuse_unused(unused)
         _against_live(experiment, trace, out, limit, given, json)
         return
     if given:
@@ -71,7 +80,7 @@ def replay(
     from hotprefix.lab.experiment.run import run
 
     found = run(
-        load(experiment, Changes(trace, limit, seeds, tuple(set_ or ()))),
+        load(experiment, Changes(trace, limit, seeds, tuple(set_ or ())), _tell),
         out,
         stderr,
         jobs=jobs,
@@ -90,6 +99,19 @@ def replay(
             f"{len(found.problems)} runs have no result; the same command tries them again", style="red"
         )
         raise typer.Exit(1)
+
+
+def _refuse_unused(given: dict[str, Any]) -> None:
+    """Raises InputError where an option of experiments is given to what is none."""
+    for name, value in given.items():
+        if value:
+            raise InputError(
+                f"--{name}: belongs to experiments; leave it out with --against-live", param=name
+            )
+
+
+def _tell(line: str) -> None:
+    stderr.print(line, markup=False, soft_wrap=True)
 
 
 def _load_report() -> None:

@@ -18,19 +18,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hotprefix.commands.figures import readable
 from hotprefix.errors import InputError
 
-app = typer.Typer(no_args_is_help=True, help="Look at traces, convert, generate, check and fit them.")
+FOLDER_VARIABLE = "HOTPREFIX_TRACES"
+
+app = typer.Typer(no_args_is_help=True, help="Look at traces, get, convert, generate, check and fit them.")
 stderr = Console(stderr=True)
 
-File = Annotated[str, typer.Argument(help="Trace file, or sample:agents.")]
-Format = Annotated[str, typer.Option(help="auto, hotprefix, mooncake, agents, azure or events.")]
+File = Annotated[str, typer.Argument(help="Trace file, folder of kv-cache-tester, or sample:agents.")]
+Format = Annotated[str, typer.Option(help="auto, hotprefix, mooncake, agents, bailian, azure or events.")]
 BlockSize = Annotated[int | None, typer.Option(help="Tokens a block, where the file does not say.")]
 TimeUnit = Annotated[str | None, typer.Option(help="Unit of timestamps: s, ms, us or ns.")]
 SkipBad = Annotated[bool, typer.Option(help="Leave out lines that are no requests; they are counted.")]
 Limit = Annotated[int | None, typer.Option(help="The first so many requests.")]
 SharedPrefix = Annotated[
-    bool, typer.Option(help="Assume that coding-agent sessions share tools and system prompt.")
+    bool | None, typer.Option(help="Assume that coding-agent sessions share tools and system prompt.")
 ]
 Answers = Annotated[bool, typer.Option(help="Assume that their answers stand in the next prompt unchanged.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
@@ -44,7 +47,7 @@ def info(
     time_unit: TimeUnit = None,
     skip_bad: SkipBad = False,
     limit: Limit = None,
-    shared_prefix: SharedPrefix = False,
+    shared_prefix: SharedPrefix = None,
     answers: Answers = False,
     json: Json = False,
 ) -> None:
@@ -73,7 +76,7 @@ def convert(
     time_unit: TimeUnit = None,
     skip_bad: SkipBad = False,
     limit: Limit = None,
-    shared_prefix: SharedPrefix = True,
+    shared_prefix: SharedPrefix = None,
     answers: Answers = False,
     session_rate: Annotated[
         float | None, typer.Option(help="Coding-agent sessions a second, Poisson; default: all at once.")
@@ -88,12 +91,77 @@ def convert(
     from hotprefix.lab.trace.write import write_trace
 
     starts = SessionStarts(session_rate, seed)
+    if seed and session_rate is None:
+        raise InputError(f"--seed {seed}: draws session starts; give --session-rate too", param="seed")
     trace = _open(file, format, block_size, time_unit, limit, shared_prefix, answers, starts)
     trace.skip_bad = skip_bad
     with _progress(trace):
         count = write_trace(trace, out)
     _told_bad(trace)
     stderr.print(f"{out}: {count} requests", markup=False, soft_wrap=True)
+
+
+@app.command()
+def gather(
+    folder: Annotated[Path, typer.Argument(help="kv-cache-tester's folder of trace_*.json files.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
+    max_bytes: Annotated[int | None, typer.Option(help="Leave out files that are larger.")] = None,
+) -> None:
+    """Put recorded coding-agent sessions into one file, each on a line (docs/traces.md).
+
+    Example: hotprefix trace gather kv-cache-tester/traces --out sessions.jsonl.gz
+    """
+    from hotprefix.lab.trace import kvtester
+    from hotprefix.lab.trace.write import check_suffix, whole_file
+
+    check_suffix(out)
+    count = left = 0
+    with stderr.status("reading") as status, whole_file(out) as file:
+        for path, line in kvtester.gather(folder, max_bytes):
+            status.update(path.name)
+            if line is None:
+                left += 1
+                continue
+            file.write(line)
+            count += 1
+    stderr.print(f"{out}: {count} sessions, {left} files left out", markup=False, soft_wrap=True)
+
+
+@app.command()
+def published(
+    folder: Annotated[
+        Path | None, typer.Option(envvar=FOLDER_VARIABLE, help="Where your copies are.", show_envvar=True)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the public traces that documented figures rest on: where each comes from, how to get it, and
+    whether your copy is the same (SHA-256). Exit status 2 where one differs.
+
+    Example: HOTPREFIX_TRACES=traces hotprefix trace published
+    """
+    from hotprefix.lab.trace.published import PUBLISHED, State, check
+
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; make it, or give another", param="folder")
+    place = f'"${FOLDER_VARIABLE}"'
+    states = {one.name: None if folder is None else check(one, folder) for one in PUBLISHED}
+    if json:
+        rows = [
+            dataclasses.asdict(one) | {"get": one.steps(place), "state": states[one.name]}
+            for one in PUBLISHED
+        ]
+        typer.echo(_json(rows))
+    else:
+        for one in PUBLISHED:
+            state = states[one.name] or f"not looked for: set {FOLDER_VARIABLE}"
+            typer.echo(f"{one.name}: {state} ({one.licence}, {one.repository} at {one.commit[:7]})")
+            if states[one.name] is not State.SAME:
+                typer.echo("".join(f"    {step}\n" for step in one.steps(place)), nl=False)
+    differing = [name for name, state in states.items() if state is State.DIFFERS]
+    if differing:
+        raise InputError(
+            f"{folder}: {', '.join(differing)} differ from what was published; get them again", param="folder"
+        )
 
 
 @app.command()
@@ -130,7 +198,7 @@ def check(
     block_size: BlockSize = None,
     time_unit: TimeUnit = None,
     limit: Limit = None,
-    shared_prefix: SharedPrefix = False,
+    shared_prefix: SharedPrefix = None,
     json: Json = False,
 ) -> None:
     """Find everything that is wrong with a trace. Exit status 2 where something is.
@@ -188,18 +256,27 @@ def fit(
 
 def _open(
     file: str, format: str, block_size: int | None, time_unit: str | None, limit: int | None,
-    shared_prefix: bool, answers: bool, starts: Any = None,
+    shared_prefix: bool | None, answers: bool, starts: Any = None,
 ) -> Any:  # fmt: skip
+    """starts: of sessions, where what is opened is to be replayed; it shares the prefix then, unless told."""
     from hotprefix.lab.trace.agents import Assumed
     from hotprefix.lab.trace.clock import PER_SECOND
     from hotprefix.lab.trace.open import open_trace
 
     if time_unit is not None and time_unit not in PER_SECOND:
         raise InputError(f"--time-unit {time_unit}: there are {', '.join(PER_SECOND)}", param="time_unit")
-    return open_trace(
+    shares = starts is not None if shared_prefix is None else shared_prefix
+    trace = open_trace(
         file, format=format, block_size=block_size, time_unit=time_unit, limit=limit,  # type: ignore[arg-type]
-        sessions=starts, assumed=Assumed(shared_prefix, answers),
+        sessions=starts, assumed=Assumed(shares, answers),
     )  # fmt: skip
+    if shared_prefix is not None and trace.provenance.format != "agents":
+        raise InputError(
+            f"--shared-prefix: {file} is of format {trace.provenance.format}, which leaves nothing to "
+            "assume: leave it out",
+            param="shared_prefix",
+        )
+    return trace
 
 
 @contextmanager
@@ -221,7 +298,7 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
         return
     table = Table("what", "value")
     for name, value in found.items():
-        table.add_row(name, "\n".join(value) if isinstance(value, tuple) else str(value))
+        table.add_row(name, readable(name, value))
     stderr.print(table)
 
 
@@ -231,7 +308,7 @@ def _json(value: Any) -> str:
 
 def _params(path: Path, name: str) -> dict[str, Any]:
     try:
-        held = json.loads(path.read_text())
+        held = json.loads(path.read_text(encoding="utf-8-sig"))
         given = held["params"]
         made_for = held.get("generator", name)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -43,8 +43,15 @@ def build_engine(
     sink: Sink | None = None,
     observer: Observer | None = None,
 ) -> EngineLoop:
-    """Load the model and make a loop. Raises ModelLoadError (its files) or ConfigError (settings)."""
+    """Load the model and make a loop. Raises ModelLoadError (its files) or ConfigError (settings;
+    records that are asked for without the observer that would write them)."""
     started = time.monotonic()
+    if config.observed is not None and observer is None:
+        raise ConfigError(
+            f"{config.observed}={getattr(config, config.observed)!r} is written by an observer, and there is "
+            "none: give observer=hotprefix.records.open.open_recorder(config), as the server does",
+            param=config.observed,
+        )
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     store = None if config.l3 is None else open_store(config.l3)  # a wrong URL is told before the model loads

@@ -1,12 +1,17 @@
 """Engine settings. Owns: `EngineConfig`, what `build_engine` needs to know.
 
 Rules: frozen, validated when built (the policies' own limits by `KernelConfig`), picklable so that it
-can travel to the engine's process. Units: tokens.
+can travel to the engine's process. No option is without effect: one that needs another (`NEEDS`) is refused
+without it. What a switch turns off (`prefix_cache`, `refresh`) may stay as it is, so that the switch can be
+thrown alone. Units: tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Final
 
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import (
@@ -33,8 +38,9 @@ class EngineConfig:
     of the host pool, 0 = no L2. l3: URL of an external store (docs/stores.md), which needs an L2.
     threads: CPU threads (None = all). events: path of an event log, events_key_file: of its fingerprints'
     key (None = random); kv_events, kv_events_replay: addresses for KV events, kv_events_form: maps |
-    arrays, kv_events_tokens: send token ids with them; otel: URL of a collector for spans (docs/records.md).
-    Raises ConfigError."""
+    arrays, kv_events_topic: their first frame, kv_events_tokens: send token ids with them; otel: URL of
+    a collector for spans (docs/records.md). Policies (publication, flight, order, eviction, refresh, write,
+    prefetch) are members of their enums or the names of these as texts. Raises ConfigError."""
 
     model: str = "default"
     dtype: str = "auto"
@@ -71,10 +77,28 @@ class EngineConfig:
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_form: str = "maps"
+    kv_events_topic: str = ""
     kv_events_tokens: bool = False
     otel: str | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in POLICIES.items():
+            object.__setattr__(self, name, _policy(kind, name, getattr(self, name)))
+        self._check_sizes()
+        if self.eviction is Eviction.REUSE:
+            raise ConfigError(
+                "eviction='reuse' evicts first what is expected back last, and no part of the engine "
+                "predicts that, so it would be lru: give lru, slru, lfu, fifo, sieve or priority",
+                param="eviction",
+            )
+        if self.kv_events_form not in ("maps", "arrays"):
+            raise ConfigError(
+                f"kv_events_form={self.kv_events_form!r}: give maps or arrays", param="kv_events_form"
+            )
+        self.kernel()
+        self._check_needs()
+
+    def _check_sizes(self) -> None:
         for name in ("kv_tokens", "page_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -93,10 +117,6 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value!r}: give a whole number >= 1, or leave it out", param=name)
-        if self.kv_events_form not in ("maps", "arrays"):
-            raise ConfigError(
-                f"kv_events_form={self.kv_events_form!r}: give maps or arrays", param="kv_events_form"
-            )
         if self.l3 is not None and not self.l2_tokens:
             raise ConfigError(
                 f"l3={self.l3!r} needs an L2, through which its pages come: give l2_tokens", param="l3"
@@ -106,7 +126,19 @@ class EngineConfig:
                 f"l2_tokens={self.l2_tokens} holds no page of {self.page_size}: give more, or 0",
                 param="l2_tokens",
             )
-        self.kernel()
+
+    def _check_needs(self) -> None:
+        usual = {field.name: field.default for field in fields(self)}
+        for name, (needs, holds) in NEEDS.items():
+            value = getattr(self, name)
+            if value != usual[name] and not holds(self):
+                shown = str(value) if isinstance(value, StrEnum) else value
+                raise ConfigError(f"{name}={shown!r} does nothing without {needs}", param=name)
+
+    @property
+    def observed(self) -> str | None:
+        """The first option that asks for records, which only an observer writes; None if there is none."""
+        return next((name for name in ("events", "kv_events", "otel") if getattr(self, name)), None)
 
     def kernel(self) -> KernelConfig:
         """The kernel's part."""
@@ -141,3 +173,33 @@ class EngineConfig:
             min_fetch_pages=-(-self.min_fetch_tokens // self.page_size),
         )
         return tiers if self.l2_tokens else None
+
+
+def _policy(kind: type[StrEnum], name: str, value: object) -> StrEnum:
+    """The member of that name. Raises ConfigError."""
+    try:
+        return kind(str(value))
+    except ValueError:
+        names = ", ".join(kind)
+        raise ConfigError(f"{name}={value!r}: give one of {names}", param=name) from None
+
+
+POLICIES: Final[dict[str, type[StrEnum]]] = {
+    "publication": Publication, "flight": Flight, "order": Order, "eviction": Eviction, "refresh": Refresh,
+    "write": Write, "prefetch": Prefetch,
+}  # fmt: skip
+_L2: Final = ("an L2: give l2_tokens", lambda config: bool(config.l2_tokens))
+_L3: Final = ("an external store: give l3 (and l2_tokens)", lambda config: config.l3 is not None)
+_KV: Final = ("KV events: give kv_events", lambda config: config.kv_events is not None)
+NEEDS: Final[dict[str, tuple[str, Callable[[EngineConfig], bool]]]] = {
+    "preemption": ("order='priority'", lambda config: config.order is Order.PRIORITY),
+    "write": _L2,
+    "min_restore_tokens": _L2,
+    "prefetch": _L3,
+    "prefetch_timeout_s": _L3,
+    "min_fetch_tokens": _L3,
+    "kv_events_replay": _KV,
+    "kv_events_form": _KV,
+    "kv_events_topic": _KV,
+    "kv_events_tokens": _KV,
+}

@@ -1,7 +1,7 @@
 """The engine as a library. Owns: `LLM`, generation in this process and thread.
 
 Rules: the same loop as the server's, driven until the given prompts are done; results come in the order
-of the prompts.
+of the prompts. Records (event log, KV events, spans) are an observer's, which the caller gives.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 from hotprefix.engine.build import Progress, build_engine
 from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.messages import Generate, Usage
 from hotprefix.engine.model.files import resolve_model
+from hotprefix.engine.observe import Observer
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.sampling.checker import GrammarChecker
 from hotprefix.engine.sampling.structured import Vocabulary
@@ -45,15 +46,33 @@ class LLM:
     """A model in this process.
 
     Example: LLM().generate("The capital of France is", SamplingParams(max_tokens=8, temperature=0.0))
+
+    With a log: `with LLM(config, observer=open_recorder(config)) as llm: ...`, where config has `events`.
     """
 
-    def __init__(self, config: EngineConfig | None = None, *, progress: Progress = lambda line: None) -> None:
-        """Raises ModelLoadError or ConfigError."""
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        *,
+        progress: Progress = lambda line: None,
+        observer: Observer | None = None,
+    ) -> None:
+        """observer: what writes the records that `config` asks for. Raises ModelLoadError or ConfigError."""
         self.config = config or EngineConfig()
         self.tokenizer = Tokenizer.load(resolve_model(self.config.model).path)
-        self.loop = build_engine(self.config, progress)
+        self.loop = build_engine(self.config, progress, observer=observer)
         self._grammars = GrammarChecker(Vocabulary.of(self.tokenizer, self.loop.info.vocab_size))
         self._numbers = count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of L3, and write records to their end."""
+        self.loop.close()
 
     def generate(
         self,

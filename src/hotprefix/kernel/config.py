@@ -112,7 +112,7 @@ class TierConfig:
 
 
 class Role(StrEnum):
-    """What this instance does; a decode-only one admits nothing that needs a prefix of its own."""
+    """What this instance is for. It decides one thing: a decode-only one refreshes no waiting prefixes."""
 
     BOTH = "both"
     PREFILL = "prefill"

@@ -1,27 +1,30 @@
-"""KV events: which pages L1 holds, told to routers. Owns: what is told, its wire form, and the publisher.
+"""KV events: which pages L1 holds, told to routers. Owns: what is told, and the publisher.
 
 Rules: sum(stored) - sum(removed) = resident at any moment, on every path; a page that another request
-had computed too is told once (handed case 121). The wire is vLLM's: PUB frames (topic, sequence number as
-8 bytes big-endian, msgpack batch), and a ROUTER that sends again what is buffered from a number on, then
--1. Batches are maps as of vLLM now, or arrays as of earlier ones and SGLang. A block's hash is a 63-bit
-number from its page key, which covers namespace and every page before. Token ids are sent only where
+had computed too is told once. The wire is vLLM's (kvwire.py): PUB frames (topic, number from 0 as 8 bytes
+big-endian, msgpack batch), and a ROUTER that sends again what is buffered from a number on, as (empty, topic,
+number, batch) frames that end with (empty, empty, -1, empty). Both sockets are bound. A block's hash is a
+63-bit number from its page key, which covers namespace and every page before. Token ids are sent only if
 asked for (docs/records.md). The publisher never makes the engine wait: a batch too many is dropped and
 leaves a gap in the numbers, which a subscriber sees.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 import threading
 from collections import deque
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
+
+import numpy as np
 
 from hotprefix.errors import ConfigError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.cache.keys import chain, root_key
 from hotprefix.kernel.cache.node import Node
+from hotprefix.kernel.request import Namespace
+from hotprefix.records.kvwire import Batch, Cleared, Form, PageEvent, Removed, Stored, to_wire
 
 log = logging.getLogger(__name__)
 
@@ -29,36 +32,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 BUFFER = 10_000
 QUEUE = 10_000
 POLL_MS = 50
-
-
-class Form(StrEnum):
-    """How batches are written."""
-
-    MAPS = "maps"
-    ARRAYS = "arrays"
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Pages that became resident, in chain order, below `parent`. tokens: empty unless asked for."""
-
-    hashes: tuple[int, ...]
-    parent: int | None
-    tokens: tuple[int, ...]
-    page_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    hashes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """Nothing is resident: the engine has just started."""
-
-
-PageEvent = Stored | Removed | Cleared
+SALT_TAG = "dynamo-cache-salt:"  # what routers of vLLM fleets read a salt by; a bare text they pass over
 
 
 def block_hash(key: bytes) -> int:
@@ -66,11 +40,22 @@ def block_hash(key: bytes) -> int:
     return int.from_bytes(key[:8], "big") >> 1
 
 
-class PageEvents:
-    """The kernel's `TreeWatch`: turns nodes into events. Remembers each resident page's key, by page."""
+def private_digest(key: bytes, namespace: Namespace) -> str | None:
+    """What tells pages of this namespace apart from equal tokens of others: SALT_TAG and an HMAC-SHA256 of
+    all that makes the namespace, in hex. None if that is nothing but the model and an adapter's name, which
+    subscribers know. key: secret; without it a salt cannot be found out by guessing.
+    """
+    if namespace.salt is None and namespace.adapter_version is None:
+        return None
+    return SALT_TAG + hmac.digest(key, b"kv events" + root_key(namespace, 0), "sha256").hex()
 
-    def __init__(self, page_size: int, with_tokens: bool = False) -> None:
-        self._page_size, self._with_tokens = page_size, with_tokens
+
+class PageEvents:
+    """The kernel's `TreeWatch`: turns nodes into events. Remembers each resident page's key, by page.
+    key: of `private_digest`. with_tokens: whether token ids are told."""
+
+    def __init__(self, page_size: int, key: bytes, *, with_tokens: bool = False) -> None:
+        self._page_size, self._key, self._with_tokens = page_size, key, with_tokens
         self._keys: dict[int, bytes] = {}
         self._events: list[PageEvent] = []
         self.stored = 0
@@ -94,52 +79,26 @@ class PageEvents:
         keys = chain(above or root_key(node.namespace, self._page_size), node.key, self._page_size)
         self._keys.update(zip(node.pages, keys, strict=True))
         self.stored += len(keys)
+        digest = private_digest(self._key, node.namespace)
         self._events.append(
             Stored(
-                tuple(map(block_hash, keys)),
-                None if above is None else block_hash(above),
-                tuple(tk.view(node.key).tolist()) if self._with_tokens else (),
-                self._page_size,
+                hashes=tuple(map(block_hash, keys)),
+                parent=None if above is None else block_hash(above),
+                tokens=self._tokens(node) if self._with_tokens else (),
+                page_size=self._page_size,
+                extra=(None if digest is None else (digest,),) * len(keys),
+                adapter=node.namespace.adapter,
             )
         )
+
+    def _tokens(self, node: Node) -> tuple[int, ...]:
+        """Never negative: ids that stand for other content may be, and readers refuse the batch then."""
+        return tuple(tk.view(node.key).view(np.uint32).tolist())
 
     def removing(self, leaf: Node, count: int) -> None:
         gone = leaf.pages[len(leaf.pages) - count :]
         self.removed += count
         self._events.append(Removed(tuple(block_hash(self._keys.pop(page)) for page in reversed(gone))))
-
-
-def wire(ts: float, events: list[PageEvent], form: Form) -> Any:
-    """A batch as msgpack will have it. ts: Unix time, seconds."""
-    make = _map if form is Form.MAPS else _array
-    made = [make(event) for event in events]
-    return {"ts": ts, "events": made, "data_parallel_rank": 0} if form is Form.MAPS else [ts, made]
-
-
-def _map(event: PageEvent) -> dict[str, Any]:
-    match event:
-        case Stored():
-            return {
-                "type": "BlockStored", "block_hashes": event.hashes, "parent_block_hash": event.parent,
-                "token_ids": event.tokens, "block_size": event.page_size, "lora_id": None,
-                "medium": "GPU", "lora_name": None,
-            }  # fmt: skip
-        case Removed():
-            return {"type": "BlockRemoved", "block_hashes": event.hashes, "medium": "GPU"}
-        case Cleared():
-            return {"type": "AllBlocksCleared"}
-
-
-def _array(event: PageEvent) -> list[Any]:
-    match event:
-        case Stored():
-            return [
-                "BlockStored", event.hashes, event.parent, event.tokens, event.page_size, None, "GPU",
-            ]  # fmt: skip
-        case Removed():
-            return ["BlockRemoved", event.hashes, "GPU"]
-        case Cleared():
-            return ["AllBlocksCleared"]
 
 
 def check_addresses(endpoint: str, replay: str | None) -> None:
@@ -148,8 +107,8 @@ def check_addresses(endpoint: str, replay: str | None) -> None:
 
 
 class KVPublisher:
-    """Publishes on `endpoint` (bound), replays on `replay` (bound; None = no replay). Raises ConfigError
-    where an address cannot be had or pyzmq and msgspec are not installed."""
+    """Publishes on `endpoint` (bound), replays on `replay` (bound; None = no replay). topic: first frame of
+    every message. Raises ConfigError if an address cannot be had or pyzmq and msgspec are not installed."""
 
     def __init__(
         self, endpoint: str, replay: str | None = None, *, form: Form = Form.MAPS, topic: str = "",
@@ -250,7 +209,7 @@ class KVPublisher:
         while self._queue:
             number, ts, events = self._queue.popleft()
             sequence = number.to_bytes(8, "big")
-            payload = self._encode(wire(ts, events, self._form))
+            payload = self._encode(to_wire(Batch(ts, tuple(events)), self._form))
             self._buffer.append((sequence, payload))
             self._pub.send_multipart((self._topic, sequence, payload))
             self.published += 1
@@ -264,5 +223,5 @@ class KVPublisher:
         who, empty, first = frames
         for sequence, payload in list(self._buffer):
             if sequence >= first:
-                self._replay.send_multipart((who, empty, sequence, payload))
-        self._replay.send_multipart((who, empty, END, b""))
+                self._replay.send_multipart((who, empty, self._topic, sequence, payload))
+        self._replay.send_multipart((who, empty, b"", END, b""))

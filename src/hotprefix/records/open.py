@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError
 from hotprefix.records.fingerprint import load_key
-from hotprefix.records.kvevents import Form, KVPublisher, check_addresses
+from hotprefix.records.kvevents import KVPublisher, check_addresses
+from hotprefix.records.kvwire import Form
 from hotprefix.records.parts import check_place
 from hotprefix.records.recorder import Recorder, RecordOptions
 
@@ -26,14 +27,17 @@ def open_recorder(config: EngineConfig) -> Recorder:
     events = Path(config.events) if config.events else None
     if events is not None:
         check_place(events)
-    address, replay, form = config.kv_events, config.kv_events_replay, Form(config.kv_events_form)
+    address, replay = config.kv_events, config.kv_events_replay
+    form, topic = Form(config.kv_events_form), config.kv_events_topic
     if address is not None:
         check_addresses(address, replay)
     return Recorder(
         RecordOptions(
             key=load_key(Path(config.events_key_file) if config.events_key_file else None),
             events=events,
-            make_publisher=(lambda: KVPublisher(address, replay, form=form)) if address else None,
+            make_publisher=(lambda: KVPublisher(address, replay, form=form, topic=topic))
+            if address
+            else None,
             kv_tokens=config.kv_events_tokens,
             spans=_spans(config.otel) if config.otel is not None else None,
         )

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """What to record. key: of the fingerprints. events: path of the log, None = no log. make_publisher: of
-    KV events, None = none; kv_tokens: whether they carry token ids. spans: of requests, None = none."""
+    """What to record. key: of fingerprints, and of what names salts in KV events. events: path of the log,
+    None = no log. make_publisher: of KV events, None = none; kv_tokens: whether they carry token ids.
+    spans: of requests, None = none."""
 
     key: bytes
     events: Path | None = None
@@ -64,7 +65,7 @@ class Recorder:
             self._spans.opened(info.model, self._wall(), now)
         if self._options.make_publisher is not None:
             self._kv = self._options.make_publisher()
-            self._pages = PageEvents(info.page_size, with_tokens=self._options.kv_tokens)
+            self._pages = PageEvents(info.page_size, self._options.key, with_tokens=self._options.kv_tokens)
             self._pages.cleared()
             kernel.watch_pages(self._pages)
             self._publish()

@@ -46,6 +46,11 @@ class ServerConfig:
                 raise ConfigError(f"{name}={getattr(self, name)}: give a whole number >= 1", param=name)
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s={self.drain_s}: give seconds >= 0", param="drain_s")
+        if self.isolate_keys and not self.key_digests:
+            raise ConfigError(
+                "isolate_keys: there are no keys to tell apart; give api_key_file, or leave it out",
+                param="isolate_keys",
+            )
         if not all(self.served_names):
             raise ConfigError("a served model name is empty: give at least one character", param="model")
 

@@ -1,14 +1,16 @@
 """From a file and a command line to an `Experiment`. Owns: finding, reading, changing and checking it.
 
 Rules: everything wrong ends in one `InputError` that names file, field, value and what to do. What the
-command line changes is applied before the checks and is part of the experiment's identity. Paths in a file
-are relative to it, paths on the command line to where one stands.
+command line changes is applied before the checks and is part of the experiment's identity; that includes
+what a trace from there has no use for (`_suit`), which is told. Paths in a file are relative to it, paths on
+the command line to where one stands.
 """
 
 from __future__ import annotations
 
 import os.path
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -21,8 +23,10 @@ from hotprefix.lab.experiment.explain import explain, nearest
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment
 from hotprefix.lab.experiment.variants import check, put
+from hotprefix.lab.trace.open import open_trace
 
 SETTINGS = frozenset(Settings.model_fields)
+OF_SESSIONS = ("concurrency", "session_rate")  # of [load]: both say when sessions begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,16 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load(target: str, changes: Changes = Changes()) -> Experiment:
-    """The experiment of a shipped name or a .toml path, changed and checked. Raises InputError."""
+def load(
+    target: str, changes: Changes = Changes(), told: Callable[[str], None] = lambda line: None
+) -> Experiment:
+    """The experiment of a shipped name or a .toml path, changed and checked. told: hears what
+    of the file does not suit the trace that was given. Raises InputError."""
     path = find(target)
     raw = _read(path)
     _anchor(raw, path.parent)
     _apply(raw, changes)
+    _suit(raw, changes, told)
     experiment = _validate(raw, path)
     try:
         check(experiment)
@@ -114,6 +122,26 @@ def _apply(raw: dict[str, Any], changes: Changes) -> None:
         put(raw, "trace.limit", changes.limit)
     if changes.seeds is not None:
         raw["seeds"] = changes.seeds
+
+
+def _suit(raw: dict[str, Any], changes: Changes, told: Callable[[str], None]) -> None:
+    """Leave out what a file says of sessions where the command line's trace has none, as the file was written
+    for its own. What the command line says stays and is refused later, as is a trace that is no good."""
+    load = raw.get("load")
+    if changes.trace is None or not isinstance(load, dict) or load.get("loop", "auto") != "auto":
+        return
+    said = {text.partition("=")[0].strip() for text in changes.sets}
+    keys = [key for key in OF_SESSIONS if key in load and f"load.{key}" not in said]
+    try:
+        if not keys or open_trace(changes.trace).has_sessions:
+            return
+    except InputError:
+        return
+    for key in keys:
+        told(
+            f"load.{key}={load.pop(key)} is left out: {changes.trace} records no sessions, so its requests "
+            "arrive as recorded (load.speed makes them come faster)"
+        )
 
 
 def _leave_out(raw: dict[str, Any], key: str) -> None:

@@ -18,7 +18,8 @@ ARRIVAL, WAKE = 0, 1
 
 
 class Route(StrEnum):
-    """Where a request goes: its session's instance (by turns), by turns, or the one with least requests."""
+    """Where a request goes: its session's instance (by turns), by turns, or the one with least requests (of
+    equals the one that was chosen longest ago, so that sparse requests do not all go to the first)."""
 
     SESSION = "session"
     ROUND_ROBIN = "round_robin"
@@ -55,12 +56,16 @@ class Router:
         self._route, self._count = route, instances
         self._homes: dict[str, int] = {}
         self._turn = 0
+        self._chosen = [0] * instances
 
     def choose(self, item: Item, instances: list[Instance]) -> Instance:
         """Where a request goes that arrives now."""
         session = item.request.session
         if self._route is Route.LEAST_LOADED:
-            return min(instances, key=lambda i: (i.load, i.index))
+            self._turn += 1
+            least = min(instances, key=lambda i: (i.load, self._chosen[i.index], i.index))
+            self._chosen[least.index] = self._turn
+            return least
         if self._route is Route.SESSION and session is not None:
             return instances[self._homes.setdefault(session, len(self._homes) % self._count)]
         self._turn += 1

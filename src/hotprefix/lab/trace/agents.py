@@ -1,4 +1,5 @@
-"""Coding-agent sessions. Owns: the importer for `cc_weka_sessions_b64`: one Claude Code session a line.
+"""Coding-agent sessions. Owns: the importer for `cc_weka_sessions_b64`, one Claude Code session a line, and
+for the files of kv-cache-tester that it was gathered from (kvtester.py).
 
 Rules: a row's prompt is the first `keep` blocks of an earlier row's and `new` fresh ones, so an id is
 (session, row that brought it, offset), numbered through the whole trace. Only complete blocks have one. A
@@ -8,6 +9,7 @@ loop: `row_triggers`. See docs/traces.md for what is assumed and how often it ma
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass as plain
@@ -18,7 +20,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from hotprefix.errors import ConfigError
+from hotprefix.lab.trace import kvtester
+from hotprefix.lab.trace.clock import UNIX_SECONDS
 from hotprefix.lab.trace.fields import MAX_BLOCK, STRICT, Outputs, Seconds, Tokens
+from hotprefix.lab.trace.kvtester import COLUMNS
 from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 
@@ -65,22 +70,8 @@ class Session:
         return self.models[row.model]
 
 
-COLUMNS: Final = [
-    "t",
-    "agent",
-    "in",
-    "out",
-    "parent",
-    "keep",
-    "new",
-    "think",
-    "api",
-    "ttft",
-    "inp",
-    "stop",
-    "model",
-]
 _SESSION: Final = TypeAdapter(Session)
+MARK_WITHIN: Final = 4096  # bytes in which the field stands that tells an original file
 
 
 @plain(frozen=True, slots=True)
@@ -128,17 +119,19 @@ class Assumed:
 
 
 def parse_session(raw: bytes) -> Session:
-    """One line. Raises ValueError, which names a row's column as the file does."""
+    """One line, or a file of kv-cache-tester. Raises ValueError, which names a row's column as the file
+    does."""
     try:
-        session = _SESSION.validate_json(raw)
+        original = kvtester.MARK in raw[:MARK_WITHIN]
+        session = _SESSION.validate_json(json.dumps(kvtester.as_session(raw)) if original else raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         match first["loc"]:
             case ("rows", int(i), int(column), *_):
                 raise ValueError(f"rows.{i}.{COLUMNS[column]}: {first['msg']}") from None
         raise
-    if session.cols != COLUMNS:
-        raise ValueError(f"cols: {session.cols} instead of {COLUMNS}")
+    if session.cols != list(COLUMNS):
+        raise ValueError(f"cols: {session.cols} instead of {list(COLUMNS)}")
     return session
 
 
@@ -221,6 +214,8 @@ def _check(session: Session, i: int) -> None:
             f"rows.{i}: keep + new = {row.keep + row.new} blocks for {row.tokens_in} tokens, but blocks of "
             f"{session.block_size} tokens make {row.tokens_in // session.block_size}"
         )
+    if row.t >= UNIX_SECONDS.start:
+        raise ValueError(f"rows.{i}.t: {row.t} looks like Unix time; count from the session's start")
     if i and row.t < rows[i - 1].t:
         raise ValueError(f"rows.{i}.t: time goes back from {rows[i - 1].t} to {row.t}")
 

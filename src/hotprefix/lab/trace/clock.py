@@ -1,9 +1,10 @@
 """Time in a file. Owns: turning a format's timestamps into seconds, and requests into order of arrival.
 
 Rules: a format declares its unit and the caller may override it; what fits neither is an error, never a
-guess. Arrivals count from the first request, so absolute and relative timestamps give the same trace.
+guess, in every line: the unit of a file may change in its middle. Arrivals count from the first request, so
+absolute and relative timestamps give the same trace.
 Sorting is stable and looks WINDOW requests ahead: logs written at completion are slightly out of order,
-and anything worse is a damaged file that has to be sorted first. Handed case 166.
+and anything worse is a damaged file that has to be sorted first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ Unit = Literal["s", "ms", "us", "ns"]
 PER_SECOND: Final[dict[str, int]] = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
 WINDOW: Final = 1024
 UNIX_SECONDS: Final = range(10**9, 5 * 10**9)  # 2001 to 2128
+_UNIX: Final = {
+    unit: range(UNIX_SECONDS.start * per, UNIX_SECONDS.stop * per) for unit, per in PER_SECOND.items()
+}
 
 
 class Clock:
@@ -27,25 +31,43 @@ class Clock:
     numbers that do not look like it are refused."""
 
     def __init__(self, unit: Unit | None, usual: Unit) -> None:
-        self._guard = unit is None and usual != "s"
+        self._guard = unit is None
         self._unit = unit or usual
         self._origin: float | None = None
+        self._largest = 0.0
 
     def seconds(self, stamp: float, field: str) -> float:
         """Since the first stamp. Raises ValueError (negative, or of unclear unit)."""
         if stamp < 0:
             raise ValueError(f"{field}: {stamp} is negative")
-        if self._guard and stamp != int(stamp):
-            raise self._unclear(field, stamp, "has a fraction")
+        if self._guard:
+            self._check(stamp, field)
+        self._largest = max(self._largest, stamp)
         if self._origin is None:
-            if self._guard and int(stamp) in UNIX_SECONDS:
-                raise self._unclear(field, stamp, "would be Unix time in seconds")
             self._origin = stamp
         return (stamp - self._origin) / PER_SECOND[self._unit]
 
+    def _check(self, stamp: float, field: str) -> None:
+        """Raises ValueError unless the stamp can be of the file's unit, and all so far of one.
+
+        A number that would be Unix time is one, unless those before it have led up to it: a relative clock
+        in ms passes 10^9 after twelve days, but not in one leap from below its half.
+        """
+        own = _UNIX[self._unit]
+        absolute = self._origin is not None and int(self._origin) in own
+        if self._unit != "s" and stamp != int(stamp):
+            raise self._unclear(field, stamp, "has a fraction")
+        if absolute and int(stamp) not in own:
+            raise self._unclear(field, stamp, f"is no Unix time in {self._unit}, as the first is")
+        if absolute or stamp <= 2 * self._largest <= 4 * stamp:
+            return
+        for unit, span in _UNIX.items():
+            if int(stamp) in span and (unit != self._unit or self._origin is not None):
+                raise self._unclear(field, stamp, f"would be Unix time in {unit}")
+
     def _unclear(self, field: str, stamp: float, why: str) -> ValueError:
         return ValueError(
-            f"{field}: {stamp} {why}, but this format counts {self._unit}: say which unit it is (--time-unit)"
+            f"{field}: {stamp} {why}, but this file counts {self._unit}: say which unit it is (--time-unit)"
         )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from hotprefix.lab.trace.agents import Session, parse_session, row_ends, row_triggers
-from hotprefix.lab.trace.lines import lines
+from hotprefix.lab.trace.lines import files_of, lines
 from hotprefix.lab.trace.problems import BadTrace, Report
 
 MAX_KS: Final = 0.05
@@ -66,21 +66,22 @@ def fit_agents(path: Path, report: Report) -> dict[str, Any]:
 
 
 def _sessions(path: Path, report: Report) -> Iterator[Session]:
-    for number, raw in lines(path):
-        if number == 1 and b'"hotprefix_trace"' in raw:
-            raise BadTrace(
-                f"{path}: a trace of ours, which no longer tells what a fit needs; give the coding-agent "
-                "session file that it was made from",
-                param="trace",
-            )
-        try:
-            session = parse_session(raw)
-            if not session.rows or any(not -1 <= row.parent < i for i, row in enumerate(session.rows)):
-                raise ValueError("rows: empty, or a parent is not an earlier row")
-        except (ValueError, RecursionError) as error:
-            report.bad(path, number, error)
-            continue
-        yield session
+    for file in files_of(path):
+        for number, raw in lines(file):
+            if number == 1 and b'"hotprefix_trace"' in raw:
+                raise BadTrace(
+                    f"{file}: a trace of ours, which no longer tells what a fit needs; give the coding-agent "
+                    "session file that it was made from",
+                    param="trace",
+                )
+            try:
+                session = parse_session(raw)
+                if not session.rows or any(not -1 <= row.parent < i for i, row in enumerate(session.rows)):
+                    raise ValueError("rows: empty, or a parent is not an earlier row")
+            except (ValueError, RecursionError) as error:
+                report.bad(file, number, error)
+                continue
+            yield session
 
 
 def _measure(session: Session, found: Measured) -> None:

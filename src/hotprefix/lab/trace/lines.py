@@ -1,8 +1,10 @@
-"""Lines of a trace file. Owns: opening plain, gzip and zstd files, and handing each line to a format.
+"""Lines of a trace file. Owns: opening plain, gzip and zstd files and folders of files, and handing each line
+to a format.
 
-Rules: the first bytes tell the compression, not the name. A line is held at a time, none longer than
-MAX_LINE. A file that ends inside its compression is an error, with or without skipping: what is missing
-cannot be counted.
+Rules: the first bytes tell the compression, not the name; what holds no lines of a trace (an archive, another
+compression or encoding) is told by its name, with what to do. A line is held at a time, none longer than
+MAX_LINE, without the byte order mark that some editors put first. A file that ends inside its compression is
+an error, with or without skipping: what is missing cannot be counted. A folder is its FILES by name.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, Final, Protocol, cast
 
 import zstandard
 
@@ -21,6 +25,18 @@ from hotprefix.lab.trace.record import TraceRequest
 
 MAX_LINE = 256 * 2**20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+BOM: Final = b"\xef\xbb\xbf"
+FILES: Final = "trace_*.json"
+_FOREIGN: Final = (
+    (b"PK\x03\x04", "a zip archive: unpack it and give one of its files"),
+    (b"7z\xbc\xaf", "a 7z archive: unpack it and give one of its files"),
+    (b"\xfd7zXZ", "compressed with xz: decompress it (xz -d), or compress it with gzip or zstd"),
+    (b"BZh", "compressed with bzip2: decompress it (bzip2 -d), or compress it with gzip or zstd"),
+    (b"\xff\xfe", "text in UTF-16: write it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16: write it as UTF-8"),
+    (b"version https://git-lfs", "a pointer of Git LFS and not the file: fetch that (git lfs pull)"),
+)
+_TAR_AT: Final = 257
 
 
 class Importer(Protocol):
@@ -33,36 +49,89 @@ class Importer(Protocol):
 def read_requests(path: Path, importer: Importer, report: Report) -> Iterator[TraceRequest]:
     """All requests of a file, line after line. Raises BadTrace, also where there is not a single one."""
     found = False
-    for number, raw in lines(path):
-        try:
-            requests = importer.take(number, raw)
-        except (ValueError, RecursionError) as error:
-            report.bad(path, number, error)
-            continue
-        for request in requests:
-            found = True
-            yield request
+    for file in files_of(path):
+        for number, raw in lines(file):
+            try:
+                requests = importer.take(number, raw)
+            except (ValueError, RecursionError) as error:
+                report.bad(file, number, error)
+                continue
+            for request in requests:
+                found = True
+                yield request
     if not found:
         left = f" ({report.skipped} bad lines were skipped, the first: {report.first_bad})"
         raise BadTrace(f"{path}: holds no request{left if report.skipped else ''}", param="trace")
 
 
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or FILES of a folder by name. Raises BadTrace where a folder has none."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob(FILES))
+    if not found:
+        raise BadTrace(f"{path}: a folder without {FILES}; give a file, or a folder of such", param="trace")
+    return found
+
+
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Line number from 1, and the line; blank ones are left out. Raises BadTrace: no such file, cut, not
-    what its first bytes say, or a line beyond MAX_LINE."""
-    number = 0
+    what its first bytes say, no lines of a trace, or a line beyond MAX_LINE."""
+    with _reading(path) as place:
+        while line := place.file.readline(MAX_LINE + 1):
+            place.line += 1
+            if len(line) > MAX_LINE:
+                raise BadTrace(f"{path}, line {place.line}: longer than {MAX_LINE} bytes", param="trace")
+            line = line.removeprefix(BOM)
+            if place.line == 1:
+                _refuse_foreign(path, line)
+            if line.strip():
+                yield place.line, line
+
+
+def whole_content(path: Path) -> Iterator[bytes]:
+    """The uncompressed content in pieces. Raises BadTrace: no such file, cut, not what its first bytes
+    say."""
+    with _reading(path) as place:
+        while piece := place.file.read(2**20):
+            yield piece
+
+
+@dataclass(slots=True)
+class _Place:
+    file: BinaryIO
+    line: int = 0
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[_Place]:
+    """The open file, and how far one has come. Raises BadTrace for what goes wrong in it."""
+    place: _Place | None = None
     try:
         with _open(path) as file:
-            while line := file.readline(MAX_LINE + 1):
-                number += 1
-                if len(line) > MAX_LINE:
-                    raise BadTrace(f"{path}, line {number}: longer than {MAX_LINE} bytes", param="trace")
-                if line.strip():
-                    yield number, line
+            place = _Place(file)
+            yield place
     except EOFError:
+        number = place.line if place is not None else 0
         raise BadTrace(f"{path}: cut off after line {number}; fetch it again", param="trace") from None
     except (OSError, zlib.error, zstandard.ZstdError) as error:
+        number = place.line if place is not None else 0
         raise BadTrace(f"{path}, after line {number}: {error}", param="trace") from error
+
+
+def _refuse_foreign(path: Path, line: bytes) -> None:
+    """Raises BadTrace where the first line is no line. An archive's or encoding's mark stands at its start, a
+    tar's inside its first header."""
+    for mark, what in _FOREIGN:
+        if line.startswith(mark):
+            raise BadTrace(f"{path}: {what}", param="trace")
+    if line[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        name = line[:100].rstrip(b"\0").split(b"\0")[0].decode(errors="replace")
+        raise BadTrace(
+            f"{path}: a tar archive, its first member is {name!r}: unpack it (tar -xf {path.name}) and give "
+            "one of its files",
+            param="trace",
+        )
 
 
 def first_bytes(path: Path, count: int) -> bytes:

@@ -16,12 +16,13 @@ from typing import Final
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.lab.trace.agents import Assumed, CodingAgents, SessionStarts, parse_session
 from hotprefix.lab.trace.clock import Clock, Unit, from_zero, in_order
-from hotprefix.lab.trace.lines import first_bytes, lines, read_requests
+from hotprefix.lab.trace.lines import files_of, first_bytes, lines, read_requests
 from hotprefix.lab.trace.problems import BadTrace, Report, bad_beginning
 from hotprefix.lab.trace.record import Provenance, TraceRequest
 from hotprefix.lab.trace.streamed import StreamedTrace
 
 SAMPLES: Final = {"sample:agents": "agents.jsonl.gz"}
+OPEN_UNITS: Final = ("mooncake", "bailian")  # formats whose timestamps are numbers
 _NO_PREFIXES: Final = 1  # block size of a trace without blocks
 
 
@@ -35,7 +36,7 @@ class _Options:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """mark: what its first line holds."""
+    """mark: what its first line holds, and that of no format before it."""
 
     mark: bytes
     open: Callable[[Path, _Options], StreamedTrace]
@@ -79,7 +80,7 @@ def _check_options(trace: StreamedTrace, format: str, options: _Options) -> None
     if options.block_size not in (None, trace.block_size):
         held = f"was written with block size {trace.block_size}" if trace.has_prefixes else "holds no blocks"
         raise ConfigError(f"{trace.name} {held}, but {options.block_size} was asked for", param="block_size")
-    if options.time_unit is not None and format != "mooncake":
+    if options.time_unit is not None and format not in OPEN_UNITS:
         raise ConfigError(
             f"time_unit={options.time_unit}: {trace.name} is of format {format}, which leaves no unit open: "
             "leave it out",
@@ -109,9 +110,10 @@ def _path(source: str | Path) -> Path:
 
 def _tell(path: Path) -> str:
     """The format's name. Raises BadTrace."""
-    if first_bytes(path, 4) == b"PAR1":
+    first = files_of(path)[0]
+    if first_bytes(first, 4) == b"PAR1":
         return "events"
-    for _, line in lines(path):
+    for _, line in lines(first):
         found = [name for name, form in FORMATS.items() if form.mark in line]
         if not found:
             raise BadTrace(
@@ -155,15 +157,28 @@ def _open_mooncake(path: Path, options: _Options) -> StreamedTrace:
     return StreamedTrace(_stem(path), size, True, False, provenance, read)
 
 
+def _open_bailian(path: Path, options: _Options) -> StreamedTrace:
+    from hotprefix.lab.trace import bailian
+
+    size = options.block_size or bailian.BLOCK_SIZE
+
+    def read(report: Report) -> Iterator[TraceRequest]:
+        importer = bailian.Bailian(size, Clock(options.time_unit, "s"))
+        return from_zero(in_order(read_requests(path, importer, report), report))
+
+    provenance = Provenance(path.name, "bailian", bailian.NOTES)
+    return StreamedTrace(_stem(path), size, True, True, provenance, read)
+
+
 def _open_agents(path: Path, options: _Options) -> StreamedTrace:
-    number, first = next(lines(path), (0, b""))
+    number, first = next(lines(files_of(path)[0]), (0, b""))
     if not number:
         raise BadTrace(f"{path}: empty", param="trace")
     try:
         size = parse_session(first).block_size
     except ValueError as error:
         if options.block_size is None:
-            raise bad_beginning(path, number, error) from None
+            raise bad_beginning(files_of(path)[0], number, error) from None
         size = options.block_size
 
     def read(report: Report) -> Iterator[TraceRequest]:
@@ -195,8 +210,9 @@ def _open_events(path: Path, options: _Options) -> StreamedTrace:
 
 FORMATS: Final[dict[str, _Format]] = {
     "hotprefix": _Format(b'"hotprefix_trace"', _open_canonical),
-    "mooncake": _Format(b'"hash_ids"', _open_mooncake),
     "agents": _Format(b'"tool_tokens"', _open_agents),
+    "bailian": _Format(b'"parent_chat_id"', _open_bailian),
+    "mooncake": _Format(b'"hash_ids"', _open_mooncake),
     "azure": _Format(b"TIMESTAMP,", _open_azure),
     "events": _Format(b'"k":"header"', _open_events),
 }

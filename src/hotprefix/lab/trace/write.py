@@ -1,4 +1,4 @@
-"""Writing our own format. Owns: `write_trace`, `whole_file`, `check_name`.
+"""Writing our own format. Owns: `write_trace`, `whole_file`, `check_suffix`, `check_name`.
 
 Rule: the file appears whole or not at all: it is written beside its place under a name of its own and
 renamed; an error or an interrupt removes it.
@@ -29,8 +29,7 @@ _PLAIN = ("arrival_s", "session", "parent", "think_s", "kind", "tools", "namespa
 def write_trace(trace: Trace, path: Path) -> int:
     """Write a trace to .jsonl, .jsonl.gz or .jsonl.zst; gives the number of requests. Equal traces give equal
     bytes. Raises InputError (name, folder) and what reading raises."""
-    if not path.name.endswith(SUFFIXES):
-        raise InputError(f"{path}: give a name that ends with {', '.join(SUFFIXES)}", param="out")
+    check_suffix(path)
     count, recent = 0, Recent()
     with whole_file(path) as file:
         file.write(_line(_header(trace)))
@@ -80,6 +79,12 @@ def _request(request: TraceRequest, recent: Recent, block_size: int) -> dict[str
 
 def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def check_suffix(path: Path) -> None:
+    """Raises InputError where a name does not tell how a trace is to be written."""
+    if not path.name.endswith(SUFFIXES):
+        raise InputError(f"{path}: give a name that ends with {', '.join(SUFFIXES)}", param="out")
 
 
 def check_name(path: Path) -> None:
