@@ -94,7 +94,7 @@ def test_the_default_models_prompt() -> None:
 
 
 def test_text_runs_are_tokenized_across_the_edges_of_a_message() -> None:
-    """As the model was trained, and as a completion of the same text gets (handed case 16)."""
+    """As the model was trained, and as a completion of the same text gets."""
     tokenizer = default_tokenizer()
     prompt = ChatTemplate(tokenizer).render([user("\n\nHello\n")])
     assert list(prompt.ids) == tokenizer.encode(prompt.text, special="template", bos=True)
@@ -272,14 +272,7 @@ def test_no_tool_nor_variable_nor_name_does(name: str, text: str) -> None:
         ([user([{"type": "text"}])], "messages[0].content[0]"),
         ([user("x"), {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls[0]"),
         (
-            [user("x"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            "messages[1].tool_calls[0].function.arguments",
-        ),
-        (
-            [
-                user("x"),
-                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
-            ],
+            [user("x"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}],
             "messages[1].tool_calls[0].function.arguments",
         ),
     ],
@@ -307,7 +300,7 @@ def test_a_templates_refusal_is_the_callers_error(source: str, message: str) -> 
 
 
 def test_deep_nesting_and_reserved_variables_are_refused() -> None:
-    template = ChatTemplate(toy(CHATML), source=CHATML_TEMPLATE)
+    template = ChatTemplate(toy(CHATML), source="{{ x | tojson }}")
     deep: Any = "x"
     for _ in range(5000):
         deep = [deep]
