@@ -121,13 +121,14 @@ class Tokenizer:
         return list(bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises InputError for an unknown id."""
-        ids = list(ids)
-        wrong = next((i for i in ids if not 0 <= i < self.size), None)
-        if wrong is not None:
-            raise InputError(f"token id {wrong}: the tokenizer has ids 0 to {self.size - 1}", param="tokens")
+        """Text of ids; bytes that are no UTF-8 become U+FFFD. Ids the tokenizer lacks have no text: the
+        model's vocabulary may be wider, and only the model knows by how much. Raises InputError for a
+        negative id."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
-        text = b"".join(self.token_bytes[i] for i in ids if i not in hidden).decode("utf-8", "replace")
+        shown = [i for i in ids if i < self.size and i not in hidden]
+        if min(shown, default=0) < 0:
+            raise InputError(f"token id {min(shown)}: ids start at 0", param="tokens")
+        text = b"".join(self.token_bytes[i] for i in shown).decode("utf-8", "replace")
         return text[1:] if self._strips_first and text.startswith(" ") else text
 
     @cached_property
