@@ -145,7 +145,7 @@ class Service:
         params.check_vocab(info.vocab_size)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
         requests = requests_for([prompt], body.n, params, body, id_, _salt(request, body))
-        choices: Sequence[Choice] = [chat.ChatChoice(number, body, text) for number in range(body.n)]
+        choices: Sequence[Choice] = [chat.ChatChoice(number, body, text, prompt) for number in range(body.n)]
         answer = Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n)
         answer.grammar_field = grammar_field
         return _with_options(answer, request, body), body.stream

@@ -12,21 +12,15 @@ back:
 
 from __future__ import annotations
 
-import hashlib
-import re
-import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hotprefix.engine.text.call_ids import LENGTH, short_id
 from hotprefix.engine.text.messages import Absent, normalise
 from hotprefix.engine.text.tool_prompt import inlined
 
 Message = dict[str, Any]
 Rewrite = Callable[[Sequence[Message]], list[Message]]
-
-ID_LENGTH = 9
-ID_LETTERS = string.ascii_letters + string.digits
-_SHORT = re.compile(rf"[a-zA-Z0-9]{{{ID_LENGTH}}}")
 
 
 class Adapter:
@@ -82,7 +76,7 @@ _USER = {"role": "user", "content": "trial of user"}
 
 
 def _trial(
-    *calls: str, text: bool = False, id_of: Callable[[str], str] = lambda c: c * ID_LENGTH
+    *calls: str, text: bool = False, id_of: Callable[[str], str] = lambda c: c * LENGTH
 ) -> list[Message]:
     """A conversation with an assistant's calls, their results, and what it then says."""
     called = [
@@ -119,18 +113,6 @@ def _with_short_ids(message: Message) -> Message:
             for call in message["tool_calls"]
         ]
     return message
-
-
-def short_id(given: str) -> str:
-    """The id itself if it is nine letters and digits, else nine that follow from it."""
-    if _SHORT.fullmatch(given):
-        return given
-    number = int.from_bytes(hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest())
-    letters = []
-    for _ in range(ID_LENGTH):
-        number, at = divmod(number, len(ID_LETTERS))
-        letters.append(ID_LETTERS[at])
-    return "".join(letters)
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:

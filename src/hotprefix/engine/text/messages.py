@@ -75,7 +75,7 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]
         calls = clean.pop("tool_calls", None)
         if calls:
             clean["tool_calls"] = [_call(c, f"{where}.tool_calls[{j}]") for j, c in enumerate(calls)]
-        if "content" not in clean and not (role == "assistant" and calls):
+        if "content" not in clean and not (role == "assistant" and (calls or "reasoning_content" in clean)):
             raise InputError(f"{where} has no content", param=f"{where}.content")
         content = _text(clean.get("content", ""), f"{where}.content")
         clean["content"] = Absent() if calls and not content else content

@@ -55,7 +55,7 @@ class Traced(str):
         given = iter(values if isinstance(values, tuple) else (values,))
 
         def fill(hole: re.Match[str]) -> str:
-            return "%" if hole[1] == "%" else str(next(given, ""))
+            return self[hole.start()] if hole[1] == "%" else str(next(given, ""))
 
         return _filled(self, _PERCENT, fill, str.__mod__(self, values))
 
@@ -209,7 +209,7 @@ def formatted(form: Traced, args: Sequence[Any], kwargs: Mapping[str, Any], text
     def fill(hole: re.Match[str]) -> str:
         name = hole[1]
         if name is None:
-            return hole[0][0]
+            return form[hole.start()]
         if name.isdigit():
             return str(args[int(name)])
         return str(kwargs[name] if name else next(given))
