@@ -2,8 +2,8 @@
 
 Each is built from the family's documented prompt format and does with a message what the
 family's template does: what it asks of it (`is none`, `is string`, a length, a split), what it refuses, how
-it prints calls. Vocabularies are single bytes and the family's control tokens, among them tokens that contain the words of
-messages' keys and roles.
+it prints calls. Vocabularies are single bytes and the family's control tokens, among them tokens that
+contain the words of messages' keys and roles.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from hotprefix.server.model_text import ModelText
 from hotprefix.server.schemas import Chat
 
 Message = dict[str, Any]
+TEXT = "Let me <think>look."
 F = ("repo_name", '{"name":  1e3, "b": "\\u00e9é<think></x> <|repo_name|>"}')
 G = ("role", '{"content": ["x", {}]}')
 TOOLS = [
@@ -86,7 +87,7 @@ def tokens(family: Family, pieces: Sequence[tuple[str, Any]]) -> list[int]:
 
 
 def free(family: Family) -> list[int]:
-    return tokens(family, written(family, [F], before="Let me look."))
+    return tokens(family, written(family, [F], before=TEXT))
 
 
 def two(family: Family) -> list[int]:
@@ -181,7 +182,7 @@ def test_an_answer_with_calls_is_sent_back(name: str, kind: str) -> None:
     assert len(calls) == (2 if kind == "two" else 1)
     if kind in ("free", "two"):
         assert calls[0]["function"] == {"name": F[0], "arguments": F[1]}
-        assert message["content"] == ("Let me look." if kind == "free" else None)
+        assert message["content"] == (TEXT if kind == "free" else None)
     after = prompt(name, [*ASKED, message, *results(message)])
     told = shown(name, after)
     for number, call in enumerate(calls):

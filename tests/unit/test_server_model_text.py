@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from text_models import CHATML, toy
 
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.params import StructuredOutput
@@ -90,3 +91,11 @@ async def test_case_152_the_event_loop_goes_on_while_a_large_text_is_tokenized(t
         turns += 1
     assert len(await work) > 200_000
     assert turns > 20
+
+
+def test_ids_that_only_the_model_has_can_be_shown() -> None:
+    """A model's vocabulary may be wider than its tokenizer's; the server checks ids against the model's."""
+    narrow = ModelText(toy(CHATML))
+    ids = [65, 300, 66]
+    assert narrow.decode(ids, skip_special_tokens=False) == narrow.decode([65, 66], skip_special_tokens=False)
+    assert narrow.token_bytes(300) == b""

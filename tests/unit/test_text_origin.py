@@ -255,6 +255,13 @@ def test_tojson_is_the_standard_librarys(
     )
 
 
+@pytest.mark.parametrize("origin", Origin)
+def test_tojson_remembers_who_wrote_a_text(origin: Origin) -> None:
+    text = to_json({"k": [traced('a"é', origin)]})
+    assert text == '{"k": ["a\\"é"]}'
+    assert origins(text) == [Origin.CALLER] * 7 + [origin] * 6 + [Origin.CALLER] * 2
+
+
 RAW = '{"b":1,  "a":1e3, "é\\u00e9":"</"}'
 
 

@@ -112,6 +112,35 @@ def test_template_text_does_and_the_longest_wins() -> None:
     assert ours.decode([257, 120], skip_special_tokens=False) == "<a>x"
 
 
+def test_tokens_that_strip_blanks_do_so_as_in_the_library(tmp_path: Path) -> None:
+    spec = json.loads((directory(tmp_path) / "tokenizer.json").read_text())
+    for token, strips in zip(spec["added_tokens"], ("lstrip", "rstrip", "none", "both"), strict=True):
+        token["lstrip"], token["rstrip"] = strips in ("lstrip", "both"), strips in ("rstrip", "both")
+    ours = Tokenizer.load(directory(tmp_path, tokenizer=spec))
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs.no_truncation()
+    for text in (
+        "a  <s>  b",
+        " <|im_start|> \n<|im_start|>  x",
+        " <|im_end|> <think>  ",
+        "<s> <s><think> <s>",
+    ):
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, special="template") == expected
+        for cut in range(len(text)):  # the blanks may be a caller's: they belong to the token all the same
+            mark = text.find("<", cut)
+            runs = [(cut, "none"), (len(text) - cut, "template")]
+            if not text[:cut].strip(" \na") and mark >= 0:
+                assert ours.encode_runs(text, runs) == expected  # type: ignore[arg-type]
+
+
+def test_a_token_across_two_parts_is_text_and_hides_no_other() -> None:
+    ours = toy(["<s>", "<a>", "<a>x", "x<a>", "</s>"], ["<t>"])
+    assert ours.encode_runs("<a>x<a>", [(3, "template"), (1, "none"), (3, "template")]) == [257, 120, 257]
+    assert ours.encode_runs("<a>", [(1, "template"), (2, "none")]) == [60, 97, 62]
+    assert ours.encode_runs("<t><a><t>", [(6, "markup"), (3, "none")]) == [261, 60, 97, 62, 60, 116, 62]
+
+
 def test_bos_comes_at_most_once() -> None:
     ours = toy(CHATML, ggml__add_bos_token=True)
     assert ours.encode("x", special="template", bos=True) == [256, 120]
