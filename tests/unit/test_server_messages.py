@@ -35,7 +35,8 @@ HARMLESS: list[dict[str, Any]] = [
     {"role": "assistant", "content": "a", "provider_specific_fields": {}, "citations": [], "weight": 1},
     # parts of calls
     {"role": "assistant", "content": None,
-     "tool_calls": [{**CALL, "index": 0, "extra_content": {}, "provider_specific_fields": {}, "cache_control": CACHE}]},
+     "tool_calls": [{**CALL, "index": 0, "extra_content": {}, "cache_control": CACHE,
+                     "provider_specific_fields": {}}]},
 ]  # fmt: skip
 
 

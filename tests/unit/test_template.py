@@ -136,6 +136,12 @@ def test_parts_are_joined_and_null_is_absent() -> None:
     )
 
 
+def test_an_answer_that_is_only_a_thought_has_empty_content() -> None:
+    source = "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
+    thought = {"role": "assistant", "content": None, "reasoning_content": "so"}
+    assert ChatTemplate(toy(CHATML), source=source).render([user("x"), thought]).text == "[|x][so|]"
+
+
 def test_globals_of_the_convention() -> None:
     now = datetime(2024, 2, 3)
     source = "{{ strftime_now('%d %b %Y') }}|{{ bos_token }}|{{ eos_token }}|"

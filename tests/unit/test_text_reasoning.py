@@ -62,8 +62,8 @@ def test_no_cut_changes_the_outcome(text: str, cuts: list[int], opened: bool) ->
 @pytest.mark.parametrize(
     ("prompt", "opened"),
     [
-        ("<|im_start|>assistant\n<think>\n", True), ("…assistant<think>", True), ("<think>\n\n</think>\n\n", False),
-        ("assistant\n", False), ("", False),
+        ("<|im_start|>assistant\n<think>\n", True), ("…assistant<think>", True),
+        ("<think>\n\n</think>\n\n", False), ("assistant\n", False), ("", False),
     ],
 )  # fmt: skip
 def test_a_prompt_that_opens_a_thought_is_known_by_its_end(prompt: str, opened: bool) -> None:
