@@ -196,6 +196,27 @@ def test_a_template_for_tools_is_taken_when_there_are_tools() -> None:
     assert not ChatTemplate(tokenizer, source=CHATML_TEMPLATE).knows_tools
 
 
+def test_no_key_nor_constant_of_a_call_is_part_of_a_control_token() -> None:
+    """Qwen's vocabulary has <|repo_name|>, others have tokens with "function" or "type" in them."""
+    words = ("<|repo_name|>", "<|function|>", "<|arguments|>", "<|type|>", "<|user|>", "<|content|>", "<|v|>")
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ c.type == 'function' }} {{ c.function.name }}"
+        "({{ c.function.arguments | tojson }} {{ c.function.arguments.content }}){% endfor %}{% endfor %}"
+        " {{ v.name }} {{ v | tojson }} {{ tools | tojson }} {{ messages[0].content | length }}"
+        " {{ messages[0].content == '<|user|>' }} {{ {'<|user|>': 1}[messages[0].content] }}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "content", "arguments": '{"content": "v"}'}}
+    tools = [{"type": "function", "function": {"name": "user", "parameters": {}}}]
+    template = ChatTemplate(toy(("<s>", *words, "<|im_end|>")), source=source)
+    told = {"role": "assistant", "content": None, "tool_calls": [call]}
+    prompt = template.render([user("<|user|>"), told], tools=tools, kwargs={"v": {"name": "type", "v": "v"}})
+    assert prompt.text == (
+        'True content({"content": "v"} v) type {"name": "type", "v": "v"} ' + json.dumps(tools) + " 8 True 1"
+    )
+    assert bytes(prompt.ids).decode() == prompt.text
+
+
 # -- forgery --------------------------------------------------------------------------------------
 
 _PIECES = [

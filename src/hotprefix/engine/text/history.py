@@ -33,9 +33,9 @@ class Adapter:
         self._takes_system = shows(list(normalise([_SYSTEM, _USER]))) is not None
         self._rewrites: list[Rewrite] = []
         one, foreign = _trial("a"), _trial("a", id_of="call_{}".format)
-        if not self._works(foreign) and self._works(one):
+        if shows(foreign) is None and shows(one) is not None:
             self._rewrites.append(short_ids)
-        self._prints_calls = self._works(one)
+        self._prints_calls = self._has(one, _keys(one)) or not self._has(inlined(one, ()), _keys(one))
         self._try(one_call_each, _trial("a", "b"))
         self._try(text_apart, _trial("a", text=True))
 
@@ -56,8 +56,12 @@ class Adapter:
             self._rewrites.append(rewrite)
 
     def _works(self, messages: Sequence[Message]) -> bool:
+        """Whether all that a trial says is seen."""
+        return self._has(messages, [*_keys(messages), *(message["content"] for message in messages)])
+
+    def _has(self, messages: Sequence[Message], needles: Sequence[str]) -> bool:
         text = self._shows(messages)
-        return text is not None and all(needle in text for needle in _needles(messages))
+        return text is not None and all(needle in text for needle in needles)
 
 
 TRIAL_TOOLS: list[dict[str, Any]] = [
@@ -92,10 +96,10 @@ def _trial(
     return list(normalise([_USER, assistant, *results, {"role": "assistant", "content": "trial of end"}]))
 
 
-def _needles(messages: Sequence[Message]) -> list[str]:
-    """What must be seen of a trial: its texts, and of its calls what the tools' descriptions do not hold."""
-    calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
-    return [*(key for arguments in calls for key in arguments), *(message["content"] for message in messages)]
+def _keys(messages: Sequence[Message]) -> list[str]:
+    """What a trial's calls say and its tools' descriptions do not: the names of the arguments."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    return [key for call in calls for key in call["function"]["arguments"]]
 
 
 def short_ids(messages: Sequence[Message]) -> list[Message]:
