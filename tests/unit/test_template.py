@@ -196,6 +196,20 @@ def test_a_template_for_tools_is_taken_when_there_are_tools() -> None:
     assert not ChatTemplate(tokenizer, source=CHATML_TEMPLATE).knows_tools
 
 
+def test_calls_that_a_template_prints_are_left_to_it_whatever_it_does_with_contents() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }} {{ m.content | upper }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.arguments }}]{% endfor %}/{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    told = [
+        {"role": "assistant", "content": "so", "tool_calls": [call, call]},
+        {"role": "tool", "content": "r"},
+    ]
+    text = ChatTemplate(toy(CHATML), source=source).render([user("x"), *told]).text
+    assert text == 'user X/assistant SO[{"a":1}][{"a":1}]/tool R/'
+
+
 def test_no_key_nor_constant_of_a_call_is_part_of_a_control_token() -> None:
     """Qwen's vocabulary has <|repo_name|>, others have tokens with "function" or "type" in them."""
     words = ("<|repo_name|>", "<|function|>", "<|arguments|>", "<|type|>", "<|user|>", "<|content|>", "<|v|>")

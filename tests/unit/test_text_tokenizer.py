@@ -116,6 +116,8 @@ def test_tokens_that_strip_blanks_do_so_as_in_the_library(tmp_path: Path) -> Non
     spec = json.loads((directory(tmp_path) / "tokenizer.json").read_text())
     for token, strips in zip(spec["added_tokens"], ("lstrip", "rstrip", "none", "both"), strict=True):
         token["lstrip"], token["rstrip"] = strips in ("lstrip", "both"), strips in ("rstrip", "both")
+    word = spec["added_tokens"][3] | {"id": 260, "content": "WORD", "special": False}
+    spec["added_tokens"].append(word)
     ours = Tokenizer.load(directory(tmp_path, tokenizer=spec))
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     theirs.no_truncation()
@@ -124,6 +126,7 @@ def test_tokens_that_strip_blanks_do_so_as_in_the_library(tmp_path: Path) -> Non
         " <|im_start|> \n<|im_start|>  x",
         " <|im_end|> <think>  ",
         "<s> <s><think> <s>",
+        " WORD a  WORD  <s> WORD WORD  ",
     ):
         expected = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, special="template") == expected

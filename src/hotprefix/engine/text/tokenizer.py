@@ -9,7 +9,7 @@ Immutable and safe to use from several threads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -50,7 +50,7 @@ class Tokenizer:
         self.templates = source.templates
         self.token_bytes = _byte_table(source)
         self.size = len(self.token_bytes)
-        self._everywhere = _pattern([a for a in source.added if a.content not in self.control], blanks=True)
+        self._everywhere = _pattern([a for a in source.added if a.content not in self.control])
         control = [a for a in source.added if a.content in self.control]
         self._patterns = {
             "none": None,
@@ -79,22 +79,41 @@ class Tokenizer:
         """Ids of a text whose parts mean different things. runs: lengths that cover the text, and what each
         part may hold. A token that reaches from one part into another is plain text; all that is plain is
         tokenized as one."""
-        ids: list[int] = []
-        start = 0
-        for first, last, token in self._marks(text, runs):
-            ids += self._plain(text[start:first], start == 0)
-            ids.append(token.id)
-            start = last
-        return ids + self._plain(text[start:], start == 0)
+        patterns = ((self._patterns[special], length) for length, special in runs)
+        return self._spelled(text, patterns, self._plain, begins=True)
 
-    def _marks(self, text: str, runs: Iterable[tuple[int, Special]]) -> Iterator[tuple[int, int, AddedToken]]:
-        """Control tokens and where they are, with the blanks that belong to them."""
+    def _plain(self, text: str, begins: bool) -> list[int]:
+        """Ids of text without control tokens. begins: it begins the prompt."""
+        return self._spelled(text, [(self._everywhere, len(text))], self._words, begins)
+
+    def _spelled(
+        self,
+        text: str,
+        runs: Iterable[tuple[re.Pattern[str] | None, int]],
+        between: Callable[[str, bool], list[int]],
+        begins: bool,
+    ) -> list[int]:
+        """Ids of the tokens that the runs' patterns find, each within its run, and of what is between
+        them."""
+        ids: list[int] = []
+        done = 0
+        for first, last, token in self._found(text, runs):
+            ids += between(text[done:first], begins and done == 0)
+            ids.append(token.id)
+            done = last
+        return ids + between(text[done:], begins and done == 0)
+
+    def _found(
+        self, text: str, runs: Iterable[tuple[re.Pattern[str] | None, int]]
+    ) -> Iterator[tuple[int, int, AddedToken]]:
+        """Tokens and where they are, with the blanks they take along, whoever wrote those."""
         at = done = 0
-        for length, special in runs:
-            pattern = self._patterns[special]
+        for pattern, length in runs:
             for match in pattern.finditer(text, at, at + length) if pattern else ():
                 token = self._added[match[0]]
                 first, last = match.span()
+                if first < done:
+                    continue
                 if token.lstrip:
                     first = done + len(text[done:first].rstrip())
                 if token.rstrip and (blanks := _BLANKS.match(text, last)):
@@ -103,20 +122,10 @@ class Tokenizer:
                 done = last
             at += length
 
-    def _plain(self, text: str, first: bool) -> list[int]:
-        """Ids of text without control tokens. first: it begins the prompt."""
-        ids: list[int] = []
-        start = 0
-        for match in self._everywhere.finditer(text) if self._everywhere else ():
-            ids += self._words(text[start : match.start()], first and start == 0)
-            ids.append(self._added[match[0] if match[0] in self._added else match[0].strip()].id)
-            start = match.end()
-        return ids + self._words(text[start:], first and start == 0)
-
-    def _words(self, text: str, first: bool) -> list[int]:
+    def _words(self, text: str, begins: bool) -> list[int]:
         if not text:
             return []
-        bpe = self._bpe if first else self._inner
+        bpe = self._bpe if begins else self._inner
         # A batch of one: only this call lets other threads run meanwhile.
         return list(bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
@@ -154,15 +163,11 @@ class Tokenizer:
         return "" if token_id is None else self.token_bytes[token_id].decode("utf-8", "replace")
 
 
-def _pattern(added: Sequence[AddedToken], *, blanks: bool = False) -> re.Pattern[str] | None:
-    """Finds added tokens, the longest where several start at one place. blanks: with those they strip."""
-    parts = [
-        (r"\s*" if a.lstrip and blanks else "")
-        + re.escape(a.content)
-        + (r"\s*" if a.rstrip and blanks else "")
-        for a in sorted(added, key=lambda a: -len(a.content))
-    ]
-    return re.compile("|".join(parts)) if parts else None
+def _pattern(added: Sequence[AddedToken]) -> re.Pattern[str] | None:
+    """Finds added tokens, the longest where several start at one place. Blanks they take along are not
+    searched for: each blank of a long run would begin a search to the run's end."""
+    longest_first = sorted((a.content for a in added), key=lambda content: -len(content))
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 def _byte_table(source: TokenizerSource) -> tuple[bytes, ...]:
