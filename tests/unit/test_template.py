@@ -210,6 +210,20 @@ def test_calls_that_a_template_prints_are_left_to_it_whatever_it_does_with_conte
     assert text == 'user X/assistant SO[{"a":1}][{"a":1}]/tool R/'
 
 
+def test_results_that_a_template_does_not_print_are_told_all_the_same() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }} {{ m.content if m.role != 'tool' }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.arguments }}]{% endfor %}/{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    told = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "r"}]
+    text = ChatTemplate(toy(CHATML), source=source).render([user("x"), *told]).text
+    assert text == (
+        'user x/assistant <tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>/'
+        "user <tool_response>\nr\n</tool_response>/"
+    )
+
+
 def test_no_key_nor_constant_of_a_call_is_part_of_a_control_token() -> None:
     """Qwen's vocabulary has <|repo_name|>, others have tokens with "function" or "type" in them."""
     words = ("<|repo_name|>", "<|function|>", "<|arguments|>", "<|type|>", "<|user|>", "<|content|>", "<|v|>")

@@ -42,7 +42,7 @@ class Text(Protocol):
         variables: Mapping[str, Any],
     ) -> list[int]:
         """Token ids of a conversation. Control tokens come from the template alone, never from what a
-        message holds (handed case 17). Raises InputError."""
+        message holds. Raises InputError."""
         ...
 
     def tool_parser(self, tools: Tools) -> ToolParser:

@@ -4,7 +4,7 @@ model's template does with tool calls, and rewrites normalised messages where th
 Rules: a template is tried once, when it is loaded. A conversation is rewritten only in a way that the trial
 showed to help, and otherwise given as it came. What an answer of ours holds, the next request may send
 back:
-- calls that the template does not print are told in plain messages (tool_prompt.py);
+- calls or results that the template does not print are told in plain messages (tool_prompt.py);
 - several calls at once, where it takes one: each in a message of its own, with its results behind it;
 - text beside calls, where it prints only one of the two: the text in a message of its own;
 - ids other than nine letters and digits, where it insists on those: a digest, the same for call and result.
@@ -35,7 +35,7 @@ class Adapter:
         one, foreign = _trial("a"), _trial("a", id_of="call_{}".format)
         if shows(foreign) is None and shows(one) is not None:
             self._rewrites.append(short_ids)
-        self._prints_calls = self._has(one, _keys(one)) or not self._has(inlined(one, ()), _keys(one))
+        self._shows_calls = self._works(one) or not self._works(inlined(one, ()))
         self._try(one_call_each, _trial("a", "b"))
         self._try(text_apart, _trial("a", text=True))
 
@@ -45,7 +45,7 @@ class Adapter:
             return inlined(messages, tools, takes_system=self._takes_system)
         if not any("tool_calls" in message for message in messages):
             return list(messages)
-        if not self._prints_calls:
+        if not self._shows_calls:
             return inlined(messages, ())
         for rewrite in self._rewrites:
             messages = rewrite(messages)
@@ -57,11 +57,8 @@ class Adapter:
 
     def _works(self, messages: Sequence[Message]) -> bool:
         """Whether all that a trial says is seen."""
-        return self._has(messages, [*_keys(messages), *(message["content"] for message in messages)])
-
-    def _has(self, messages: Sequence[Message], needles: Sequence[str]) -> bool:
         text = self._shows(messages)
-        return text is not None and all(needle in text for needle in needles)
+        return text is not None and all(needle in text for needle in _needles(messages))
 
 
 TRIAL_TOOLS: list[dict[str, Any]] = [
@@ -96,10 +93,10 @@ def _trial(
     return list(normalise([_USER, assistant, *results, {"role": "assistant", "content": "trial of end"}]))
 
 
-def _keys(messages: Sequence[Message]) -> list[str]:
-    """What a trial's calls say and its tools' descriptions do not: the names of the arguments."""
-    calls = [call for message in messages for call in message.get("tool_calls", ())]
-    return [key for call in calls for key in call["function"]["arguments"]]
+def _needles(messages: Sequence[Message]) -> list[str]:
+    """What must be seen of a trial: its texts, and of its calls what the tools' descriptions do not say."""
+    calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
+    return [*(key for arguments in calls for key in arguments), *(message["content"] for message in messages)]
 
 
 def short_ids(messages: Sequence[Message]) -> list[Message]:
