@@ -27,6 +27,7 @@ from hotprefix.engine.process import Build, Loop, Progress
 from hotprefix.errors import ConfigError, EngineDead
 from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig
+from hotprefix.server.protocol import bounded_http
 from hotprefix.server.text import Text
 
 LoadText = Callable[[str], Text]
@@ -95,10 +96,12 @@ class _Run:
         self._model, self._config, self._load = engine.model, config, load
         self._engine = AsyncEngine(engine, build, on_progress=_say)
         self._app: Starlette = create_app(self._engine, config)
+        http = bounded_http(config, self._app.state.service.metrics.error)
         self._http = _Http(
             uvicorn.Config(
-                self._app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-                proxy_headers=False, server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=1,
+                self._app, http=http, ws="none", lifespan="off", log_config=None, access_log=False,  # type: ignore[arg-type]
+                proxy_headers=False, server_header=False, timeout_keep_alive=config.idle_timeout_s,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
