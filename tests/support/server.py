@@ -177,7 +177,7 @@ async def client(
     """An HTTP client of a server over the engine, in this process."""
     app = create_app(engine, config or ServerConfig(), BytesText())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
         yield http
 
 

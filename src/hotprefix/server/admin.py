@@ -1,6 +1,7 @@
 """Everything that does not generate. Owns: models, tokenize, health, metrics, server info, flush.
 
-Rules: /health is 200 only when a request would be answered. Nothing here waits long for an engine that
+Rules: /health (and /readyz) is 200 only when a request would be answered, /livez as long as the process can
+get there by itself. Nothing here waits long for an engine that
 is busy or stuck: after `PATIENCE_S` the answer is given without it.
 """
 
@@ -45,6 +46,11 @@ class Admin:
             return _unhealthy("loading: the model is loading")
         health = self._service.engine.health()
         return JSONResponse({"status": "ok"}) if health.ok else _unhealthy(health.reason)
+
+    async def alive(self, request: Request) -> Response:
+        """200 also while the engine loads, is replaced or drains; 503 where only a new process can help."""
+        health = self._service.engine.health()
+        return JSONResponse({"status": "ok"}) if health.alive else _unhealthy(health.reason)
 
     async def models(self, request: Request) -> Response:
         cards = [self._card(name) for name in self._service.names()]

@@ -29,7 +29,6 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
     tokenizer is loaded, if that is later."""
     service = Service(engine, config, text)
     admin, live = Admin(service), Live(service)
-    both = ["GET", "POST"]
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.completion, methods=["POST"]),
@@ -40,11 +39,13 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
         Route("/", live.page),
         Route("/live.json", live.data),
         Route("/health", admin.health),
+        Route("/readyz", admin.health),
+        Route("/livez", admin.alive),
         Route("/metrics", admin.metrics),
         Route("/server_info", admin.server_info),
         Route("/version", admin.version),
-        Route("/flush_cache", admin.flush, methods=both),
-        Route("/reset_prefix_cache", admin.flush, methods=both),
+        Route("/flush_cache", admin.flush, methods=["POST"]),
+        Route("/reset_prefix_cache", admin.flush, methods=["POST"]),
     ]
 
     async def failed(request: Request, error: Exception) -> Response:
@@ -55,7 +56,7 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
     kinds = (ApiError, HotprefixError, HTTPException, ClientDisconnect, Exception)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, config=config)],
+        middleware=[Middleware(Guard, config=config, told=service.metrics.error)],
         exception_handlers=dict.fromkeys(kinds, failed),
     )
     app.router.redirect_slashes = False

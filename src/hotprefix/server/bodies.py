@@ -26,9 +26,13 @@ T = TypeVar("T")
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body. Raises ApiError 413, 415."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # A page of any site can send a body of another type, or of none, without asking first.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError(415, f"content-type {kind!r}: send application/json", code="unsupported_media_type")
+        raise ApiError(
+            415, f"content-type {kind!r}: send application/json", param="content-type",
+            code="unsupported_media_type",
+        )  # fmt: skip
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(f"{declared} bytes", limit)

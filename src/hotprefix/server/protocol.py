@@ -1,9 +1,9 @@
 """HTTP on one connection, bounded. Owns: how many bytes and how long a client may take for each part of a
 request, and the answer to one that takes more.
 
-Rules: the parser never sees more of a head, of a body's framing or of its trailers than `max_header_bytes` and
-one slice, so neither its work nor its memory grows with what a client sends; that is decided before any key is
-looked at. Every wait for a client ends: for a head, a body, a next request, a reader. One request at a time:
+Rules: the parser never sees more of a head, of a body's framing or of its trailers than `max_header_bytes`
+and one slice, so neither its work nor its memory grows with what a client sends; that is decided before any key
+is looked at. Every wait for a client ends: for a head, a body, a next request, a reader. One request at a time:
 what a client sends ahead is not parsed. What is refused here has the same error body as everywhere else, and a
 moment to arrive before the connection closes.
 """
@@ -205,8 +205,8 @@ class BoundedHttp(HttpToolsProtocol):
         limits = self._limits
         message = (
             f"the body came too slowly: {self._body_bytes} bytes in {allowed:.0f} s; the limit is "
-            f"{limits.body_timeout_s:g} s (--body-timeout) and one more for each {limits.min_body_rate} bytes "
-            "(--min-body-rate)"
+            f"{limits.body_timeout_s:g} s (--body-timeout) and one more for each {limits.min_body_rate} "
+            "bytes (--min-body-rate)"
         )
         self.refuse(ApiError(408, message, code="request_timeout"))
 
