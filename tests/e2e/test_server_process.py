@@ -22,7 +22,6 @@ from tests.support import loops
 from tests.support.server import events
 from tests.support.serving import Server, server
 
-
 JSON = {"content-type": "application/json"}
 
 
@@ -237,7 +236,8 @@ def test_case_152_one_byte_too_many_is_a_413_without_reading_all(shared: Server,
 def test_case_152_a_declared_length_over_the_limit_is_answered_before_the_body(shared: Server) -> None:
     with socket.create_connection(("127.0.0.1", int(shared.url.rsplit(":", 1)[1])), timeout=30) as raw:
         raw.sendall(
-            b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99999999999\r\n\r\n"
+            b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 99999999999\r\n\r\n"
         )
         assert raw.recv(65536).startswith(b"HTTP/1.1 413 ")
 

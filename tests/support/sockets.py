@@ -1,4 +1,4 @@
-"""A server on a real socket inside the test's event loop. Owns: `listening`, and `Raw`, a client that can misbehave.
+"""A server on a real socket in the test's event loop. Owns: `listening`, and `Raw`, a client that misbehaves.
 
 Rules: 127.0.0.1 and a free port only; whatever a test leaves open is closed at its end.
 """

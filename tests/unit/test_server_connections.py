@@ -135,13 +135,13 @@ async def test_what_is_no_http_gets_the_same_error_body(begin: bytes) -> None:
 
 
 async def test_headers_that_do_not_come_to_an_end_are_a_408_and_silence_is_closed() -> None:
-    async with listening(ServerConfig(header_timeout_s=0.2)) as server:
-        async with raw(server) as slow, raw(server) as silent:
-            await slow.send(GET)
-            status, _, body = await slow.answer()
-            assert (status, body["error"]["code"]) == (408, "request_timeout")
-            assert "--header-timeout" in body["error"]["message"]
-            assert await silent.until_closed() == b""
+    config = ServerConfig(header_timeout_s=0.2)
+    async with listening(config) as server, raw(server) as slow, raw(server) as silent:
+        await slow.send(GET)
+        status, _, body = await slow.answer()
+        assert (status, body["error"]["code"]) == (408, "request_timeout")
+        assert "--header-timeout" in body["error"]["message"]
+        assert await silent.until_closed() == b""
 
 
 async def test_a_second_request_has_the_same_time_for_its_headers() -> None:
@@ -311,10 +311,13 @@ def test_who_never_asked_goes_before_who_rests_and_the_longest_wait_first() -> N
     assert (len(places), places.closed_for_room) == (3, 2)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"max_headers": 0}, {"header_timeout_s": 0}, {"body_timeout_s": float("nan")}, {"max_connections": 0},
-              {"stream_keepalive_s": -1}, {"cors_origin": "("}],
-)  # fmt: skip
+WRONG: list[dict[str, Any]] = [
+    {"max_headers": 0}, {"header_timeout_s": 0}, {"body_timeout_s": float("nan")}, {"max_connections": 0},
+    {"stream_keepalive_s": -1}, {"cors_origin": "("},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_a_limit_that_cannot_be_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ServerConfig(**wrong)

@@ -20,8 +20,10 @@ OURS = [
     "localhost", "localhost:8000", "LOCALHOST:80", "localhost.", "127.0.0.1:8000", "[::1]:8000", "[::1]",
     "192.168.1.5:8000", "host.docker.internal:8000", "me.localhost:3000", socket.gethostname(),
 ]  # fmt: skip
-FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "evil", "",
-           "localhost:8000@evil.example", "127.0.0.1.nip.example:8000"]  # fmt: skip
+FOREIGN = [
+    "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "evil", "",
+    "localhost:8000@evil.example", "127.0.0.1.nip.example:8000",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("host", FOREIGN)
@@ -90,12 +92,17 @@ async def test_a_page_of_another_site_can_neither_generate_nor_flush(
     assert not engine.seen
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403), ({"origin": "https://evil.example"}, 403),
-     ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200), ({"sec-fetch-site": "none"}, 200),
-     ({"sec-fetch-site": "same-origin"}, 200), ({}, 200)],
-)  # fmt: skip
+LINKED: list[tuple[dict[str, str], int]] = [
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+    ({"origin": "https://evil.example"}, 403),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+    ({"sec-fetch-site": "none"}, 200),
+    ({"sec-fetch-site": "same-origin"}, 200),
+    ({}, 200),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), LINKED)
 async def test_links_to_the_live_page_work_and_embedding_does_not(
     headers: dict[str, str], status: int
 ) -> None:

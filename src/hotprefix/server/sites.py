@@ -1,10 +1,10 @@
 """Which names and pages may call. Owns: the checks of Host, Origin and Sec-Fetch-Site.
 
-Rules: a web page that somebody visits must not be able to use a server on that person's machine. A server on a
-loopback address answers to addresses and to names of this machine only, because a page's own name can be made
-to point there (DNS rebinding). A request that a page of another origin makes is refused, unless `cors_origin`
-lets that origin in; following a link to a page of ours is none. Clients that are no browsers send none of
-these headers but Host, which is an address or a name that somebody meant.
+Rules: a web page that a user visits must not be able to use a server on that user's machine. A server on a
+loopback address answers to addresses and to names of this machine only, because a page's own name can be
+made to point there (DNS rebinding). A request that a page of another origin makes is refused, unless
+`cors_origin` lets that origin in; following a link to the live page is no such request. Clients that are no
+browsers send Host alone.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ class Sites:
         name = _name(hosts[0])
         if name in self._hosts or name.endswith(self._suffixes) or _is_address(name):
             return None
-        return ApiError(
-            403, f"Host {hosts[0][:200]!r} is not a name of this server: call it by its address, or start it with "
-            f"--allowed-host {name[:200]}", code="wrong_host",
-        )  # fmt: skip
+        message = (
+            f"Host {hosts[0][:200]!r} is not a name of this server: call it by its address, or start it with "
+            f"--allowed-host {name[:200]}"
+        )
+        return ApiError(403, message, code="wrong_host")
 
     def wrong_origin(self, method: str, headers: Headers) -> ApiError | None:
         """Why a page may not make this request, if one makes it and may not."""
         origin = headers.get("origin")
         if origin is not None:
-            if (
-                self.allows(origin)
-                or urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
-            ):
+            host = headers.get("host", "").lower()
+            if self.allows(origin) or (host and _place(origin) == host):
                 return None
-            return ApiError(
-                403, f"pages of {origin[:200]!r} may not use this server: if they should, start it with a regular "
-                "expression of the origins, --cors-origin", code="cross_origin",
-            )  # fmt: skip
+            message = (
+                f"pages of {origin[:200]!r} may not use this server: if they should, start it with "
+                "--cors-origin and a regular expression of their origins"
+            )
+            return ApiError(403, message, code="cross_origin")
         follows_link = method in SAFE_METHODS and headers.get("sec-fetch-mode") == "navigate"
         if follows_link or headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
             return None
@@ -76,6 +76,14 @@ def _name(host: str) -> str:
     bracketed = re.fullmatch(r"\[([^\]]*)\](:\d*)?", host)
     name = bracketed[1] if bracketed else re.sub(r":\d*$", "", host)
     return name.lower().removesuffix(".")
+
+
+def _place(origin: str) -> str:
+    """Host and port of an origin, "" where it has none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _is_address(name: str) -> bool:
