@@ -75,6 +75,9 @@ class BytesText:
         self.checked.append(structured)
         return Verdict(None, 0.01)
 
+    def bound(self, max_tokens: int) -> None:
+        pass
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
 

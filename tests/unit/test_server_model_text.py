@@ -11,7 +11,7 @@ import pytest
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.params import StructuredOutput
 from hotprefix.engine.text.tokenizer import Tokenizer
-from hotprefix.errors import InputError, ModelLoadError
+from hotprefix.errors import ContextLengthExceeded, InputError, ModelLoadError
 from hotprefix.server.model_text import ModelText
 
 
@@ -90,3 +90,36 @@ async def test_case_152_the_event_loop_goes_on_while_a_large_text_is_tokenized(t
         turns += 1
     assert len(await work) > 200_000
     assert turns > 20
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = ModelText.load("default")
+    text.bound(100_000)
+    longest = max(map(len, text._tokenizer.token_bytes))
+    most = 100_000 * longest
+    tokenized: list[int] = []
+
+    def encode(self: Tokenizer, text: str, **_: Any) -> list[int]:
+        tokenized.append(len(text))
+        return [1]
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+
+    def take(content: str) -> None:
+        if chat:
+            messages = [{"role": "user", "content": content}]
+            text.render(messages, tools=(), add_generation_prompt=True, variables={})
+        else:
+            text.encode(content, add_special_tokens=False)
+
+    take("é" * (most // 2 - 500))
+    assert len(tokenized) == 1
+    for content in ("é" * (most // 2 + 1), "a" * (most + 1)):
+        with pytest.raises(ContextLengthExceeded, match="maximum context length is 100000 tokens") as error:
+            take(content)
+        assert str(longest) in error.value.message
+        assert error.value.param == ("messages" if chat else "prompt")
+    assert len(tokenized) == 1

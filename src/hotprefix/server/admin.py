@@ -22,7 +22,7 @@ from hotprefix import __version__
 from hotprefix.engine.messages import EngineStats
 from hotprefix.errors import HotprefixError, InputError
 from hotprefix.server import chat
-from hotprefix.server.bodies import check, load, off_loop, parse, read_body
+from hotprefix.server.bodies import check
 from hotprefix.server.errors import ApiError
 from hotprefix.server.logprobs import token_name
 from hotprefix.server.schemas import Detokenize, TokenizeChat, TokenizeText
@@ -72,14 +72,12 @@ class Admin:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        body = await read_body(request, self._service.config.body_limit)
-        return await off_loop(len(body), lambda: self._tokenize(body))
+        return await self._service.intake.use(request, self._tokenize)
 
-    def _tokenize(self, raw: bytes) -> Response:
+    def _tokenize(self, value: Any) -> Response:
         text, info = self._service.ready()
-        value = load(raw)
         body: TokenizeChat | TokenizeText
-        if isinstance(value, dict) and value.get("messages") is not None:
+        if value.get("messages") is not None:
             body = check(TokenizeChat, value)
             ids = chat.rendered(body, text)
         else:
@@ -92,10 +90,10 @@ class Admin:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        body = await read_body(request, self._service.config.body_limit)
-        return await off_loop(len(body), lambda: self._detokenize(parse(Detokenize, body)))
+        return await self._service.intake.use(request, self._detokenize)
 
-    def _detokenize(self, body: Detokenize) -> Response:
+    def _detokenize(self, value: Any) -> Response:
+        body = check(Detokenize, value)
         text, info = self._service.ready()
         self._service.check_model(body.model)
         _check_ids(body.tokens, info.vocab_size)

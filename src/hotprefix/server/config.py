@@ -17,7 +17,7 @@ from hotprefix.errors import ConfigError
 
 COUNTS = (
     "body_limit", "max_choices", "max_header_bytes", "max_headers", "min_body_rate", "max_connections",
-    "max_json_values", "max_messages",
+    "max_json_values", "max_json_items", "max_messages",
 )  # fmt: skip
 TIMEOUTS = ("header_timeout_s", "body_timeout_s", "idle_timeout_s", "send_timeout_s")
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
@@ -39,8 +39,9 @@ class ServerConfig:
     byte of a request, or from the connection's begin, to the end of its headers. body_timeout_s: for a body,
     and one second more for each `min_body_rate` bytes of it. idle_timeout_s: how long a connection waits for
     its next request. send_timeout_s: how long a client may read nothing of its answer. max_connections:
-    None = as many as the process may open files for, 4096 at most. max_json_values: numbers, texts, lists
-    and objects in one body. max_messages: of one conversation.
+    None = as many as the process may open files for, 4096 at most. max_json_values: in one body, of any
+    kind (token ids). max_json_items: texts, names of fields, lists and objects. max_messages: of one
+    conversation; as many tools.
     """
 
     host: str = "127.0.0.1"
@@ -63,6 +64,7 @@ class ServerConfig:
     send_timeout_s: float = 300.0
     max_connections: int | None = None
     max_json_values: int = 1 << 20
+    max_json_items: int = 1 << 18
     max_messages: int = 10_000
 
     def __post_init__(self) -> None:

@@ -4,8 +4,8 @@ request, and the answer to one that takes more.
 Rules: the parser never sees more of a head, of a body's framing or of its trailers than `max_header_bytes`
 and one slice, so neither its work nor its memory grows with what a client sends; that is decided before any
 key is looked at. Every wait for a client ends: for a head, a body, a next request, a reader. One request at a
-time: what a client sends ahead is not parsed. What is refused here has the same error body as everywhere else,
-and a moment to arrive before the connection closes.
+time: what a client sends ahead is not parsed. What is refused here has the same error body as everywhere
+else, and a moment to arrive before the connection closes.
 """
 
 from __future__ import annotations

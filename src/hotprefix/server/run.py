@@ -135,6 +135,7 @@ class _Run:
 
     async def _loaded(self) -> None:
         text, _ = await asyncio.gather(asyncio.to_thread(self._load, self._model), self._engine.start())
+        text.bound(self._engine.info.max_model_len)
         self._app.state.service.text = text
         gc.collect()
         gc.freeze()  # what is loaded stays: a full collection would walk all of it in the middle of a stream
