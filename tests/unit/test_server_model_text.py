@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from text_models import metadata
 
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.text.source import from_metadata
 from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.errors import ContextLengthExceeded, InputError, ModelLoadError
 from hotprefix.server.model_text import ModelText
@@ -123,3 +126,14 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
         assert str(longest) in error.value.message
         assert error.value.param == ("messages" if chat else "prompt")
     assert len(tokenized) == 1
+
+
+def test_blanks_that_a_token_takes_along_are_found_in_one_pass() -> None:
+    """A pattern that begins with any number of blanks looks at each blank of a run as often as there are
+    blanks: minutes for the text below, with the interpreter's lock held."""
+    source = from_metadata(metadata(("<s>", "<mask>", "</s>")))
+    added = [replace(one, lstrip=True) if one.content == "<mask>" else one for one in source.added]
+    tokenizer = Tokenizer(replace(source, added=added))
+    mask = tokenizer.token_id("<mask>")
+    assert tokenizer.encode("a  <mask> b", special="template") == [ord("a"), mask, ord(" "), ord("b")]
+    assert len(tokenizer.encode(" " * 400_000, special="template")) == 400_000

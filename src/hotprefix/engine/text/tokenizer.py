@@ -70,8 +70,10 @@ class Tokenizer:
         ids: list[int] = []
         start = 0
         for match in pattern.finditer(text) if pattern else ():
-            ids += self._plain(text[start : match.start()], start == 0, guard)
-            ids.append(self._added[match[0].strip() if match[0] not in self._added else match[0]].id)
+            added = self._added[match[0].strip() if match[0] not in self._added else match[0]]
+            before = text[start : match.start()]
+            ids += self._plain(before.rstrip() if added.lstrip else before, start == 0, guard)
+            ids.append(added.id)
             start = match.end()
         ids += self._plain(text[start:], start == 0, guard)
         if bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
@@ -120,9 +122,10 @@ class Tokenizer:
 
 
 def _pattern(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Finds added tokens, the longest where several start at one place."""
+    """Finds added tokens, the longest where several start at one place. Blanks that a token takes along
+    before it are not searched for: each blank of a long run would begin a search to the run's end."""
     parts = [
-        (r"\s*" if a.lstrip else "") + re.escape(a.content) + (r"\s*" if a.rstrip else "")
+        re.escape(a.content) + (r"\s*" if a.rstrip else "")
         for a in sorted(added, key=lambda a: -len(a.content))
     ]
     return re.compile("|".join(parts)) if parts else None
