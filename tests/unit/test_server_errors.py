@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -297,3 +298,23 @@ async def test_our_own_bug_is_a_500_in_the_same_shape(caplog: pytest.LogCaptureF
             answer = await http.post(CHAT, json=chat())
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     assert "inner detail" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("most", "n", "status"), [(8, 8, 200), (8, 9, 400), (None, 128, 200), (None, 129, 400)]
+)
+async def test_more_choices_than_can_ever_run_and_wait_are_a_400(
+    most: int | None, n: int, status: int
+) -> None:
+    """As a 429 the client would try again for ever."""
+    engine = FakeEngine()
+    engine.info = replace(engine.info, max_requests=most)
+    async with client(engine) as http:
+        answer = await http.post(CHAT, json=chat(n=n))
+        assert answer.status_code == status
+        prompts = await http.post(TEXT, json=text(prompt=["a"] * n))
+        assert prompts.status_code == status
+    if status == 400:
+        error = answer.json()["error"]
+        assert (error["param"], f"1 to {n - 1}" in error["message"]) == ("n", True)
+        assert ("--max-running" if most else "--max-choices") in error["message"]

@@ -176,8 +176,9 @@ class AsyncEngine:
         await self._loaded
 
     async def stop(self, limit_s: float = 5.0) -> None:
-        """End the child: asked first, killed after `limit_s`. Open streams end with an error."""
+        """End the child: asked first, killed after `limit_s`. Open streams end with an error at once."""
         child, self._state, self._reason = self._child, State.STOPPED, "the engine was stopped"
+        self._tell_all(EngineDead(self._reason))  # now: a child that hangs would keep them all waiting
         if self._restart:
             self._restart.cancel()
         if child is None:
@@ -289,7 +290,8 @@ class AsyncEngine:
             del self._streams[delta.id]
             if delta.finish in (Finish.STOP, Finish.LENGTH):
                 self._deaths = 0
-            elif delta.finish is Finish.ERROR and self._child is not None and self._probe is None:
+            elif delta.finish is Finish.ERROR and self._state is State.READY and self._probe is None:
+                assert self._child is not None
                 self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
         stream.put(delta)
 

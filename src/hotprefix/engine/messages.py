@@ -87,7 +87,8 @@ class Delta(NamedTuple):
 class EngineInfo:
     """What a client must know about a loaded engine. model: the name requests give. max_model_len:
     tokens of prompt plus outputs one request may have (context and page pool both allow it).
-    kv_tokens: capacity of the L1 pool. details: settings worth showing (dtype, policies), JSON-able."""
+    kv_tokens: capacity of the L1 pool. details: settings worth showing (dtype, policies), JSON-able.
+    max_requests: that may run and wait at a time, None = any number."""
 
     model: str
     max_model_len: int
@@ -95,6 +96,7 @@ class EngineInfo:
     page_size: int
     kv_tokens: int
     details: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    max_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,48 @@ OpenAI's shape, also for unknown routes and our own failures.
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotprefix.errors import HotprefixError
 from hotprefix.server.admin import Admin
 from hotprefix.server.config import ServerConfig
-from hotprefix.server.errors import ApiError, answer
+from hotprefix.server.errors import ApiError, answer, response_of
 from hotprefix.server.generation import Engine
 from hotprefix.server.guard import Guard
 from hotprefix.server.live import Live
 from hotprefix.server.service import Service
 from hotprefix.server.text import Text
+
+
+class Ending:
+    """ASGI middleware: a request that the server's end cuts off before its answer began gets one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            message = "the server shut down before the answer was complete"
+            await response_of(ApiError(503, message, code="draining"))(scope, receive, send)
 
 
 def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -> Starlette:
@@ -56,7 +82,7 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
     kinds = (ApiError, HotprefixError, HTTPException, ClientDisconnect, Exception)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, config=config, told=service.metrics.error)],
+        middleware=[Middleware(Ending), Middleware(Guard, config=config, told=service.metrics.error)],
         exception_handlers=dict.fromkeys(kinds, failed),
     )
     app.router.redirect_slashes = False

@@ -21,7 +21,7 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from hotprefix.engine.client import AsyncEngine, State
+from hotprefix.engine.client import AsyncEngine
 from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.process import Build, Loop, Progress
 from hotprefix.errors import ConfigError, EngineDead
@@ -121,9 +121,10 @@ class _Run:
                     raise EngineDead(self._engine.health().reason)
             await self._drain()
         finally:
+            self._app.state.service.gate.draining = True
+            at_once = self._stop_now.is_set() or not self._engine.health().ok
+            await self._engine.stop(0.0 if at_once else 5.0)  # first: what is open is told, and sends it
             self._http.should_exit, self._http.force_exit = True, self._stop_now.is_set()
-            at_once = self._stop_now.is_set() or self._engine.state is not State.READY
-            await self._engine.stop(0.0 if at_once else 5.0)
             await serving
 
     def _signalled(self) -> None:

@@ -89,14 +89,17 @@ class Service:
             verdict = await while_there(request.receive, self._turns.verdict(payer, structured))
             if verdict.problem is not None:
                 raise InputError(verdict.problem, param=answer.grammar_field)
-        return GenerationResponse(answer, self.engine, self.gate, self.metrics, sse=stream)
+        keepalive_s = self.config.stream_keepalive_s
+        return GenerationResponse(
+            answer, self.engine, self.gate, self.metrics, sse=stream, keepalive_s=keepalive_s
+        )
 
     def _completion(self, request: Request, value: Any) -> tuple[Answer, bool]:
         body = check(Completion, value)
         text, info = self.ready()
         model = self.check_model(body.model)
         completions.check(body)
-        self._check_choices(completions.prompt_count(body), body.n)
+        self._check_choices(completions.prompt_count(body), body.n, info)
         prompts = completions.prompts_of(body, text)
         max_tokens = 1 if body.max_tokens == 0 else body.max_tokens
         for number, prompt in enumerate(prompts):
@@ -129,7 +132,7 @@ class Service:
         text, info = self.ready()
         model = self.check_model(body.model)
         chat.check(body)
-        self._check_choices(1, body.n)
+        self._check_choices(1, body.n, info)
         tools = chat.template_tools(body)
         forced = text.forced_calls(tools, body.choice, parallel=body.parallel_tool_calls)
         prompt = chat.rendered(body, text)
@@ -152,12 +155,17 @@ class Service:
         answer.grammar_field = grammar_field
         return _with_options(answer, request, body), body.stream
 
-    def _check_choices(self, prompts: int, n: int) -> None:
-        limit = self.config.max_choices
+    def _check_choices(self, prompts: int, n: int, info: EngineInfo) -> None:
+        """Raises InputError where there are too many, also for what the engine takes at a time: waiting would
+        not help those."""
+        limit, option = self.config.max_choices, "--max-choices"
+        if info.max_requests is not None and info.max_requests < limit:
+            limit, option = info.max_requests, "--max-running and --max-waiting together"
         if n < 1 or n * prompts > limit:
             times = f" for {prompts} prompts" if prompts > 1 else ""
             raise InputError(
-                f"n={n}{times}: give 1 to {limit} choices in one request, all prompts together", param="n"
+                f"n={n}{times}: give 1 to {limit} choices in one request ({option}), all prompts together",
+                param="n",
             )
 
 
