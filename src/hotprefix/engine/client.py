@@ -290,9 +290,9 @@ class AsyncEngine:
             del self._streams[delta.id]
             if delta.finish in (Finish.STOP, Finish.LENGTH):
                 self._deaths = 0
-            elif delta.finish is Finish.ERROR and self._state is State.READY and self._probe is None:
-                assert self._child is not None
-                self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
+            elif delta.finish is Finish.ERROR and self._probe is None:
+                if self._child is not None and self._state is State.READY:
+                    self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
         stream.put(delta)
 
     async def _check(self, child: EngineProcess) -> None:

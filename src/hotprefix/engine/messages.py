@@ -101,15 +101,18 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What a flush of the prefix cache did. freed: tokens dropped from the cache. kept: tokens that
-    could not be dropped because running requests hold their pages (running: how many of those)."""
+    """What a flush of the prefix cache did. freed: tokens dropped from the cache. kept: tokens whose pages
+    running requests hold until they end (running: how many of those); no later request finds them. storage:
+    whether there is an L3, which a flush leaves alone: what it holds can still be found."""
 
     freed: int
     kept: int
     running: int
+    storage: bool = False
 
     @property
     def complete(self) -> bool:
+        """Whether no memory is held by what was flushed."""
         return self.kept == 0
 
 

@@ -47,8 +47,8 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What a flush freed, and what it had to leave because running requests read it, in L1 and L2 (pages).
-    L3 is not touched: other engines may use it."""
+    """What a flush freed, and what it had to leave because running requests read it, in L1 and L2 (pages);
+    that is found by nobody and goes with those requests. L3 is not touched: other engines may use it."""
 
     freed: int
     protected: int
@@ -203,9 +203,12 @@ class Kernel:
     # -- the cache as a whole ---------------------------------------------------------------------
 
     def flush(self, now: float) -> FlushReport:
-        """Drop every cached page that no running request reads, and copies to L2 and L3 that have not
-        begun; sessions' holds end."""
+        """Let no later request find in L1 and L2 what was computed before, also by those that run now.
+        Drops every cached page that no running request reads, and copies to L2 and L3 that have not begun;
+        sessions' holds end."""
         self._tick(now)
+        for seq in self._s.running:
+            seq.private = True
         while self._s.sessions.drop_oldest():
             pass
         if self._s.host is not None and self._in_flight is None:

@@ -123,23 +123,26 @@ class Admin:
         return JSONResponse({"version": __version__})
 
     async def flush(self, request: Request) -> Response:
-        """200 where nothing is left in the cache, 409 where running requests hold some of it."""
+        """No request that comes after it finds in memory what was computed before, also by requests that
+        run now; the answer says what it could not free yet, and what it did not touch."""
         async with _patience():
             report = await self._service.engine.flush_cache()
-        what = {
-            "success": report.complete,
-            "freed_tokens": report.freed,
-            "kept_tokens": report.kept,
-            "running_requests": report.running,
-        }
-        if report.complete:
-            return JSONResponse({**what, "message": f"flushed {report.freed} tokens"})
-        message = (
-            f"flushed {report.freed} tokens; {report.kept} stay because {report.running} running requests "
-            "hold them: flush again when those have ended"
+        message = f"flushed {report.freed} tokens"
+        if report.kept:
+            held_by = f"{report.running} running requests until those end"
+            message += f"; {report.kept} more are held by {held_by}, and are found by no other"
+        if report.storage:
+            message += "; the external store (--l3) was not flushed: what it holds can still be found"
+        return JSONResponse(
+            {
+                "success": True,
+                "message": message,
+                "freed_tokens": report.freed,
+                "kept_tokens": report.kept,
+                "running_requests": report.running,
+                "external_store_flushed": False if report.storage else None,
+            }
         )
-        error = ApiError(409, message, code="cache_in_use")
-        return JSONResponse({**what, "message": message, **error.body()}, status_code=409)
 
     async def _stats(self) -> EngineStats | None:
         try:
