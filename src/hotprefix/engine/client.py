@@ -290,10 +290,14 @@ class AsyncEngine:
             del self._streams[delta.id]
             if delta.finish in (Finish.STOP, Finish.LENGTH):
                 self._deaths = 0
-            elif delta.finish is Finish.ERROR and self._probe is None:
-                if self._child is not None and self._state is State.READY:
-                    self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
+            elif delta.finish is Finish.ERROR:
+                self._look_after()
         stream.put(delta)
+
+    def _look_after(self) -> None:
+        """A request failed: find out about the child, unless it is gone, stopped or being looked at."""
+        if self._probe is None and self._child is not None and self._state is State.READY:
+            self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
 
     async def _check(self, child: EngineProcess) -> None:
         """After a request failed: does a harmless one work? If not, the child is beyond help (a device
