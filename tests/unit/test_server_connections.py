@@ -321,3 +321,22 @@ WRONG: list[dict[str, Any]] = [
 def test_a_limit_that_cannot_be_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ServerConfig(**wrong)
+
+
+def test_every_limit_is_an_option_with_the_same_default() -> None:
+    """The messages name options: each of them exists, and says what the server does without it."""
+    import dataclasses
+    import inspect
+
+    from hotprefix import cli
+
+    options = inspect.signature(cli.serve).parameters
+    elsewhere = {
+        "key_digests": "api_key_file", "served_names": "served_model_name", "drain_s": "drain_seconds",
+        "allowed_hosts": "allowed_host",
+    }  # fmt: skip
+    for setting in dataclasses.fields(ServerConfig):
+        option = elsewhere.get(setting.name, setting.name.removesuffix("_s"))
+        assert option in options, setting.name
+        if setting.name not in ("key_digests", "served_names", "allowed_hosts", "cors_origin"):
+            assert options[option].default == setting.default, setting.name

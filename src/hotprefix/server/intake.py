@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from hotprefix.server.bodies import bounded, load
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
+from hotprefix.server.presence import while_there
 
 INLINE_BYTES = 16 * 1024
 LARGE_BYTES = 1024 * 1024
@@ -45,19 +46,22 @@ class Intake:
     async def use(self, request: Request, work: Callable[[Any], T]) -> T:
         """What `work` makes of the body's JSON value. Raises ApiError 400, 413, 415, 503."""
         async with self._read(request) as body:
-            return await self._run(len(body), lambda: work(self._value(body)))
+            return await self._run(request, len(body), lambda: work(self._value(body)))
 
     def _value(self, body: bytearray) -> Any:
         bounded(body, self._config)
         return load(body, self._config)
 
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
+    async def _run(self, request: Request, size: int, work: Callable[[], T]) -> T:
         if size <= INLINE_BYTES:
             return work()
         lane = self._between if size <= LARGE_BYTES else self._large
-        loop = asyncio.get_running_loop()
+
+        async def done() -> T:
+            return await asyncio.get_running_loop().run_in_executor(lane, work)
+
         try:
-            return await loop.run_in_executor(lane, work)
+            return await while_there(request.receive, done())  # who leaves the queue is not worked for
         finally:
             if size > TRIM_BYTES:
                 lane.submit(give_memory_back)
