@@ -48,6 +48,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+MAX_FIELDS = 1000  # each that is unknown becomes an error of its own
+
+
 class Body(BaseModel):
     """Base of every model here: strict, closed, nulls dropped. harmless: fields that are ignored. neutral:
     fields that are accepted at these values."""
@@ -61,6 +64,8 @@ class Body(BaseModel):
     def _drop(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if len(data) > MAX_FIELDS:
+            raise InputError(f"an object has {len(data)} fields: at most {MAX_FIELDS} are looked at")
         kept = {}
         for name, value in data.items():
             if value is None or name in cls.harmless:

@@ -82,9 +82,10 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
+        check: Callable[[str], None] = lambda text: None,
     ) -> Prompt:
-        """The prompt of a chat. kwargs: further variables for the template (chat_template_kwargs).
-        Raises InputError."""
+        """The prompt of a chat. kwargs: further variables for the template (chat_template_kwargs). check:
+        sees the text before it is tokenized. Raises InputError, and what `check` raises."""
         reserved = _RESERVED.intersection(kwargs or ())
         if reserved:
             name = min(reserved)
@@ -105,6 +106,7 @@ class ChatTemplate:
             raise InputError(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error
+        check(text)
         ids = self._tokenizer.encode_runs(
             text, [(length, _SPECIAL[origin]) for length, origin in runs_of(text)]
         )

@@ -25,14 +25,15 @@ UNUSED = 1 << 30
 
 
 class Forest:
-    """roots: by namespace. planned: nodes that the step in flight computes; those without pages are gone.
-    nodes, pages: how many there are, roots aside. watch: see TreeWatch. events, work: what paid for joining
-    cut runs, and what that cost, see the rules."""
+    """roots: by namespace. retired: roots that no namespace leads to any more. planned: nodes that the step
+    in flight computes; those without pages are gone. nodes, pages: how many there are, roots aside. watch:
+    see TreeWatch. events, work: what paid for joining cut runs, and what that cost, see the rules."""
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self._serial = 0
         self.roots: dict[Namespace, Node] = {}
+        self.retired: set[Node] = set()
         self.planned: list[Node] = []
         self.nodes = 0
         self.pages = 0
@@ -55,15 +56,34 @@ class Forest:
         if not root.children and not root.pins:
             root.version += 1
             root.cuts += 1
-            self.roots.pop(root.namespace, None)
+            if root.retired:
+                self.retired.discard(root)
+            else:
+                self.roots.pop(root.namespace, None)
 
     def walk_nodes(self) -> Iterator[Node]:
-        """Every node except roots, parents before children."""
-        stack = [child for root in self.roots.values() for child in root.children.values()]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        """Every node except roots, parents before children; those that are retired last."""
+        for roots in (self.roots.values(), self.retired):
+            stack = [child for root in roots for child in root.children.values()]
+            while stack:
+                node = stack.pop()
+                yield node
+                stack.extend(node.children.values())
+
+    def retire(self) -> None:
+        """From now on nothing of what is here is found, nor what is put below it. Whoever holds a pin keeps
+        what it protects. Each namespace starts anew."""
+        for node in reversed([*self.roots.values(), *self.walk_nodes()]):
+            if self.watch is not None and node.pages and not (node.planned or node.retired):
+                self.watch.removing(node, len(node.pages))
+            node.retired = True
+            node.version += 1
+            node.cuts += 1
+            # First to go under every policy, as soon as it is not pinned any more.
+            node.last_access = node.created = node.hits = node.round = 0
+            node.visited, node.expected, node.priority = False, None, UNUSED
+        self.retired.update(self.roots.values())
+        self.roots = {}
 
     # -- growing ----------------------------------------------------------------------------------
 
@@ -71,6 +91,7 @@ class Forest:
         """A new run below `parent`, which has none that begins with the same page."""
         node = Node(parent.namespace, parent, key, pages, self._next_serial())
         node.planned = planned
+        node.retired = parent.retired
         node.priority = UNUSED
         parent.children[key[: self._page_bytes]] = node
         parent.version += 1
@@ -78,7 +99,7 @@ class Forest:
         self.pages += len(pages)
         if planned:
             self.planned.append(node)
-        elif self.watch is not None:
+        elif self.watch is not None and not node.retired:
             self.watch.added(node)
         return node
 
@@ -94,7 +115,7 @@ class Forest:
             node.version += 1
             if node.parent is not None and node.parent.hits:
                 self.note(node.parent)
-            if self.watch is not None:
+            if self.watch is not None and not node.retired:
                 self.watch.added(node)
         return settled
 
@@ -110,6 +131,7 @@ class Forest:
         upper = Node(node.namespace, parent, node.key[:cut], node.pages[:at], self._next_serial())
         upper.pins = 1 if node.pins else 0
         upper.planned = node.planned
+        upper.retired = node.retired
         self._split_seams(node, upper, at)
         parent.children[self._name(upper)] = upper
         node.parent = upper
@@ -251,7 +273,7 @@ class Forest:
     def shrink(self, leaf: Node, count: int) -> Node:
         """Take `count` pages off an unpinned leaf's tail, not beyond its last seam; an empty leaf leaves the
         tree. Returns the node that ends there now: the leaf or its parent."""
-        if self.watch is not None and not leaf.planned:
+        if self.watch is not None and not (leaf.planned or leaf.retired):
             self.watch.removing(leaf, count)
         self.pages -= count
         leaf.version += 1

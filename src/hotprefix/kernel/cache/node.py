@@ -48,13 +48,15 @@ class Node:
     uses by others: publishing is none, or a prompt prefilled in chunks would look hotter than another.
     visited, round: whether a use ended here since the eviction's hand last came by, and in which of its
     rounds it comes next. expected: the next use of what ends here. The last two pass to the parent too.
-    seams: see Seam, in order. queued: the eviction heap's mark. serial: unique within the tree, for order
-    policies. digest: the name of its last page outside this process (keys.py), once it was asked for.
+    retired: no lookup finds it any more; it goes with its last pin. seams: see Seam, in order. queued: the
+    eviction heap's mark. serial: unique within the tree, for order policies. digest: the name of its last
+    page outside this process (keys.py), once it was asked for.
     """
 
     __slots__ = (
         "children", "created", "cuts", "digest", "expected", "hits", "key", "last_access", "namespace",
-        "pages", "parent", "pins", "planned", "priority", "queued", "round", "seams", "serial", "version",
+        "pages", "parent", "pins", "planned", "priority", "queued", "retired", "round", "seams", "serial",
+        "version",
         "visited",
     )  # fmt: skip
 
@@ -70,6 +72,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.pins = 0
         self.planned = False
+        self.retired = False
         self.last_access = 0
         self.created = 0
         self.hits = 0

@@ -155,7 +155,7 @@ class Tables:
         Does nothing where another sequence's pages for the same tokens are there already: both compute
         in this step, and `publish` keeps one afterwards.
         """
-        limit = seq.request.share_limit
+        limit = seq.share_limit
         last = (tokens if limit is None else min(tokens, limit)) // self._page
         first = seq.shared
         if last <= first:

@@ -279,7 +279,7 @@ class PrefixTree:
             if take <= 0:
                 spared.append(leaf)
                 continue
-            if tell and self.before_evict is not None:
+            if tell and self.before_evict is not None and not leaf.retired:
                 self.before_evict(leaf, take)
             freed.extend(reversed(leaf.pages[size - take :]))
             self._take(leaf, take)
@@ -299,6 +299,10 @@ class PrefixTree:
     def _prune_heap(self) -> None:
         if len(self._heap) > 2 * self._forest.nodes + 64:
             self._heap.prune()
+
+    def retire(self) -> None:
+        """Nobody finds what is here any more; pinned pages stay until their last pin is gone."""
+        self._forest.retire()
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ from hotprefix.kernel.cache.node import Node
 
 
 class TreeWatch(Protocol):
-    """Hears of real pages: sum(added) - sum(removing) = resident at any time (handed case 121)."""
+    """Hears of real pages that a lookup can find: sum(added) - sum(removing) is their number at any time."""
 
     def added(self, node: Node) -> None:
         """All pages of this node have just become real."""
         ...
 
     def removing(self, leaf: Node, count: int) -> None:
-        """The last `count` pages of this leaf are about to go."""
+        """The last `count` pages of this leaf are about to go, or to be found no more."""
         ...
