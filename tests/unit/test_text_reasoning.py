@@ -123,7 +123,7 @@ async def test_a_prompt_with_an_open_thought_starts_in_it() -> None:
 
     text: Text = Opens()
     app = create_app(FakeEngine(words("so\n</think>\n\nYes.")), ServerConfig(), text)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         answer = await http.post(CHAT, json=chat(separate_reasoning=True))
     message = answer.json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("so", "Yes.")
