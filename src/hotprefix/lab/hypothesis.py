@@ -119,4 +119,8 @@ class Hypothesis:
     @property
     def level(self) -> float:
         """Confidence of each single interval (Bonferroni)."""
-        return 1 - (1 - self.confidence) / self.checks
+        return self.level_of(1.0)
+
+    def level_of(self, spend: float) -> float:
+        """The same of a look at the data that may use so large a share of the error rate."""
+        return 1 - (1 - self.confidence) * spend / self.checks
