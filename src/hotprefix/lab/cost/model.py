@@ -152,7 +152,8 @@ class CostModel(_Frozen):
 
     def scaled(self, by: float) -> CostModel:
         """The same machine, every step and every pass of the scheduler `by` times as long. Links stay."""
-        prices = {name: getattr(self, name) * by for name in type(self).model_fields if name.endswith("_s")}
+        known = {name: getattr(self, name) for name in type(self).model_fields if name.endswith("_s")}
+        prices = {name: price * by for name, price in known.items() if price is not None}
         beyond = {
             name: tuple(Beyond(after=b.after, each_s=b.each_s * by) for b in getattr(self, name))
             for name in ("prefill_token_beyond", "decode_beyond")
