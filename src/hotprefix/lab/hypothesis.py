@@ -1,6 +1,6 @@
 """What is claimed, before anything runs. Owns: `Hypothesis` and its parts, validated.
 
-Rules (lab.md, *Verdict*; seed: hot prefixes, section 3): a claim names its metrics and by how much they must
+Rules (docs/decisions/0012-verdicts.md): a claim names its metrics and by how much they must
 change before the first run; `lab.verdict` only applies what stands here. A hypothesis that looks at several
 metrics divides its error rate among them (Bonferroni). Kinds:
 - mechanism: each metric of `improves` gets better.
