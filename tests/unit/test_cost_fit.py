@@ -111,11 +111,12 @@ def test_no_price_is_made_up_for_what_was_never_run() -> None:
 
 def test_the_scheduler_has_prices_of_its_own() -> None:
     timed = [
-        Sample("s", Features(0, 0, 1, 1), 0.1, 1e-4 + 2e-5 * r + 1e-6 * w, r, w)
+        Sample("s", Features(0, 0, 1, 1), 0.1, 1e-4 + 2e-5 * r + 1e-6 * w + 3e-7 * touched, r, w, touched)
         for r in (1, 8, 64)
         for w in (0, 100, 500)
+        for touched in {0, min(w, 128)}
     ]
-    assert scheduler_prices(timed) == pytest.approx([1e-4, 2e-5, 1e-6], rel=1e-6)
+    assert scheduler_prices(timed) == pytest.approx([1e-4, 2e-5, 1e-6, 3e-7], rel=1e-6)
 
 
 def test_cross_validation_leaves_batches_out_whole() -> None:

@@ -60,6 +60,8 @@ def test_a_machine_twice_as_slow_has_every_price_doubled_and_the_same_links() ->
     ).prices.step_s(10, 100, 9, 1000)
     assert slow.prices.scheduler_s(2, 4) == 2 * model().prices.scheduler_s(2, 4)
     assert slow.links == model().links
+    assert slow.refresh_touch_s is None
+    assert model(refresh_touch_s=1e-6).scaled(2.0).refresh_touch_s == 2e-6
 
 
 def test_a_file_of_version_1_has_one_price_each() -> None:

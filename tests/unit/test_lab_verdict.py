@@ -138,25 +138,34 @@ def test_no_difference_must_be_shown_too(change: float, width: float, expected: 
 
 
 def test_identical_arms_are_the_expected_null_and_refute_a_mechanism() -> None:
-    same = Comparison(
-        "reuse_share", 0.5, 0.5, ((0.5, 0.5),) * 12, reason="the same difference in every section"
-    )
+    same = Comparison("reuse_share", 0.5, 0.5, ((0.5, 0.5),) * 12)
     assert outcome(NULL, same).outcome is Outcome.AS_EXPECTED
-    few = Comparison(
-        "reuse_share", 0.5, 0.5, ((0.5, 0.5),) * 5, reason="the same difference in every section"
-    )
+    few = Comparison("reuse_share", 0.5, 0.5, ((0.5, 0.5),) * 5)
     assert outcome(NULL, few).outcome is Outcome.INCONCLUSIVE
-    zero = Comparison(
-        LOSS.metric, 0.0, 0.0, ((0.0, 0.0),) * 12, reason="the same difference in every section"
-    )
+    zero = Comparison(LOSS.metric, 0.0, 0.0, ((0.0, 0.0),) * 12)
     assert outcome(MECHANISM, zero).outcome is Outcome.REFUTED
+
+
+def test_sections_of_one_sign_that_may_be_chance_decide_nothing() -> None:
+    """Of five sections of two equal arms all have one sign in 6 % of cases, however close they are."""
+    near = tuple((1.0, 0.5 + wobble) for wobble in (0.01, -0.01, 0.02, -0.02, 0.0, 0.01, -0.01, 0.0))
+    one = claim(Kind.MECHANISM, improves=(Tolerance("ttft_mean_s", 0.05),))
+
+    def judged(sections: tuple[tuple[float, float], ...]) -> Verdict:
+        return outcome(one, Comparison("ttft_mean_s", 1.0, 0.5, sections))
+
+    assert judged(near[:6]).outcome is Outcome.SUPPORTED
+    few = judged(near[:5])
+    assert few.outcome is Outcome.INCONCLUSIVE
+    assert few.reason == "ttft_mean_s: 5 sections decide nothing at 95 %, 6 may"
+    assert few.findings[0].interval is not None
 
 
 def test_the_same_difference_everywhere_is_no_doubt() -> None:
     each = ((8000.0, 1000.0),) * 12
     found = outcome(
         claim(Kind.MECHANISM, improves=(Tolerance("computed_tokens", 0.05),)),
-        Comparison("computed_tokens", 8000.0, 1000.0, each, reason="the same difference in every section"),
+        Comparison("computed_tokens", 8000.0, 1000.0, each),
     )
     assert found.outcome is Outcome.SUPPORTED
     assert found.findings[0].interval == (-0.875, -0.875)

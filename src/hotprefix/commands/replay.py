@@ -26,6 +26,12 @@ def replay(
     trace: Annotated[str | None, typer.Option(help="Trace file instead of the experiment's.")] = None,
     limit: Annotated[int | None, typer.Option(help="Only the trace's first so many requests.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds 1 to so many.")] = None,
+    until_decided: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MAX_SEEDS", help="Go on with more seeds, up to so many, until every claim is decided."
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, for example load.concurrency=32.")
     ] = None,
@@ -80,13 +86,13 @@ def replay(
     from hotprefix.lab.experiment.run import run
 
     found = run(
-        load(experiment, Changes(trace, limit, seeds, tuple(set_ or ())), _tell),
+        load(experiment, Changes(trace, limit, seeds, until_decided, tuple(set_ or ())), _tell),
         out,
         stderr,
         jobs=jobs,
         ray=ray_address or (LOCAL if ray else None),
         force=force,
-        command=_command(experiment, trace, limit, seeds, set_ or []),
+        command=_command(experiment, trace, limit, seeds, until_decided, set_ or []),
         meanwhile=_load_report,
     )
     from hotprefix.report.replay.write import write
@@ -136,11 +142,15 @@ def _table(questions: dict[str, str]) -> str:
 
 
 def _command(
-    experiment: str, trace: str | None, limit: int | None, seeds: int | None, sets: list[str]
-) -> str:
+    experiment: str, trace: str | None, limit: int | None, seeds: int | None, until_decided: int | None,
+    sets: list[str],
+) -> str:  # fmt: skip
     """What gives these results again."""
     words = ["hotprefix", "replay", experiment]
-    for option, value in (("--trace", trace), ("--limit", limit), ("--seeds", seeds)):
+    given = {
+        "--trace": trace, "--limit": limit, "--seeds": seeds, "--until-decided": until_decided,
+    }  # fmt: skip
+    for option, value in given.items():
         if value is not None:
             words += [option, str(value)]
     for one in sets:

@@ -1,6 +1,6 @@
 """What is claimed, before anything runs. Owns: `Hypothesis` and its parts, validated.
 
-Rules (lab.md, *Verdict*; seed: hot prefixes, section 3): a claim names its metrics and by how much they must
+Rules (docs/decisions/0012-verdicts.md): a claim names its metrics and by how much they must
 change before the first run; `lab.verdict` only applies what stands here. A hypothesis that looks at several
 metrics divides its error rate among them (Bonferroni). Kinds:
 - mechanism: each metric of `improves` gets better.
@@ -119,4 +119,8 @@ class Hypothesis:
     @property
     def level(self) -> float:
         """Confidence of each single interval (Bonferroni)."""
-        return 1 - (1 - self.confidence) / self.checks
+        return self.level_of(1.0)
+
+    def level_of(self, spend: float) -> float:
+        """The same of a look at the data that may use so large a share of the error rate."""
+        return 1 - (1 - self.confidence) * spend / self.checks

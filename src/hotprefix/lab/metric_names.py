@@ -33,6 +33,11 @@ class Metric:
     meaning: str
 
     @property
+    def own(self) -> str:
+        """The name without its group."""
+        return self.name.rpartition(".")[2]
+
+    @property
     def additive(self) -> bool:
         """A part of a replay has a part of it."""
         return self.unit in ("tokens", "requests", "pages", "bytes", "count")
@@ -40,7 +45,12 @@ class Metric:
     @property
     def extreme(self) -> bool:
         """One request or window decides it, so that no sample says how sure it is."""
-        return self.name.rpartition(".")[2] == "oldest_wait_s" or self.name.endswith("_window_max")
+        return self.own == "oldest_wait_s" or self.name.endswith("_window_max")
+
+    @property
+    def signed(self) -> bool:
+        """It may be negative: a match may grow between arrival and admission."""
+        return self.own.startswith("net_l1_hit_loss")
 
     @property
     def group(self) -> str:
@@ -51,8 +61,8 @@ class Metric:
     def counts_all(self) -> bool:
         """Every request that arrived counts in full, also one that was rejected or has not finished. What
         does not is a figure of those that were served, and flatters whoever serves fewer."""
-        own = self.name.rpartition(".")[2]
-        return own in _COUNT_ALL or (own.endswith(_PERCENTILES) and not own.startswith("tpot"))
+        percentile = self.own.endswith(_PERCENTILES) and not self.own.startswith("tpot")
+        return self.own in _COUNT_ALL or percentile
 
 
 def _times(name: str, meaning: str) -> list[Metric]:

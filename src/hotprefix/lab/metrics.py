@@ -56,6 +56,11 @@ class Slo:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"slo.{name}={value!r}: give seconds > 0, or leave it out", param=name)
 
+    @property
+    def limits(self) -> bool:
+        """Whether there is an objective that a request that finished may have missed."""
+        return not (self.ttft_s is None and self.tpot_s is None and self.completion_s is None)
+
 
 def metrics(
     requests: pl.DataFrame,

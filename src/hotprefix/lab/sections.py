@@ -4,6 +4,8 @@ Rules: a cluster is a session, or the requests that arrive within one window whe
 is never split. A section is a run of neighbouring clusters, by their first arrival in the baseline, so that
 what depends on each other in time stays together; sections hold about equally many requests. Windows are
 cut into as many equal stretches of each replay's own time. Links are counted per replay and are not cut.
+What a replay does not model (lab.basis) and figures of a group without requests are None, of the whole and of
+every section: no 0 stands for what was not measured.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from hotprefix.lab.basis import Models, absent, empty_group
 from hotprefix.lab.figures import Figures
-from hotprefix.lab.metric_names import METRICS
+from hotprefix.lab.metric_names import GROUPS, METRICS
 from hotprefix.lab.metrics import Slo, last_moment, metrics, offered_span
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One replay: tables with the columns of lab.sim.rows. page_tokens: tokens of a page. end_s: when it
-    ended, None = the latest time in the tables."""
+    ended, None = the latest time in the tables. models: what it models, None = everything."""
 
     seed: int
     requests: pl.DataFrame
@@ -29,6 +32,7 @@ class Run:
     links: pl.DataFrame
     page_tokens: int
     end_s: float | None = None
+    models: Models | None = None
 
 
 Pair = tuple[Figures, Figures]
@@ -36,9 +40,21 @@ Pair = tuple[Figures, Figures]
 
 def figures(run: Run, slo: Slo) -> Figures:
     """The metrics of a whole replay."""
-    return metrics(
+    found = metrics(
         run.requests, run.windows, run.links, slo=slo, page_tokens=run.page_tokens, end_s=run.end_s
     )
+    return without(found, unmeasured(run, found))
+
+
+def unmeasured(run: Run, whole: Figures) -> frozenset[str]:
+    """The metrics that a replay has no figure of. whole: its metrics."""
+    empty = frozenset(group for group in GROUPS if not whole[f"{group}.requests"])
+    return frozenset(name for name in whole if absent(name, run.models) or empty_group(name, empty))
+
+
+def without(found: Figures, missing: frozenset[str]) -> Figures:
+    """The figures, None for those that are missing."""
+    return {name: None if name in missing else value for name, value in found.items()}
 
 
 def section_figures(base: Run, arm: Run, parts: int, *, slo: Slo, window_s: float) -> list[Pair]:
@@ -75,6 +91,10 @@ def _cut(run: Run, clusters: pl.DataFrame, window_s: float, slo: Slo) -> Iterato
     stretch = ((pl.col("start_s").rank("dense") - 1) * parts) // pl.col("start_s").n_unique()
     windows = run.windows.with_columns(section=stretch)
     span = offered_span(run.requests)
+    whole = metrics(
+        run.requests, run.windows, run.links, slo=slo, page_tokens=run.page_tokens, end_s=run.end_s
+    )
+    missing = unmeasured(run, whole)
     end = last_moment(run.requests, run.windows) if run.end_s is None else run.end_s
     for part in range(parts):
         found = metrics(
@@ -84,5 +104,5 @@ def _cut(run: Run, clusters: pl.DataFrame, window_s: float, slo: Slo) -> Iterato
         )  # fmt: skip
         yield {
             name: value * parts if value is not None and METRICS[name].additive else value
-            for name, value in found.items()
+            for name, value in without(found, missing).items()
         }

@@ -1,13 +1,13 @@
 """How sure a difference is. Owns: `Comparison`, its interval, and the comparison of two arms.
 
-Rules (docs/decisions/0012-verdicts.md):
+Rules (docs/decisions/0012-verdicts.md, 0017-intervals.md):
 - What is drawn is never a request but a *section* (lab.sections): a run of whole sessions or arrival windows
-  of one seed, or a whole seed where there are SECTIONS seeds or more.
-- The point estimate is the mean over seeds of each whole replay's figure. Its interval is a studentised
-  bootstrap over paired sections, symmetric (Hall 1988), never narrower than Student's t with sections - 1
-  degrees of freedom; the spread is taken around the point estimate (sectioning, Asmussen and Glynn 2007), so
-  that a bias of small sections widens the interval. Its random numbers have a fixed seed.
-- No interval where there is nothing to draw it from; then the reason is given.
+  of one seed, or a whole seed where there are SECTIONS seeds or more. Arm and baseline are paired: the same
+  sessions of the same seed, section by section.
+- The point estimate is the mean over seeds of each whole replay's figure; `lab.interval` says how far off it
+  may be. No interval where there is nothing to draw it from; then the reason is given.
+- A figure that one of the two replays does not model (`Run.models`), or that both model without the very
+  thing in which they differ, is not measured: it is None, and no claim rests on it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,17 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from hotprefix.errors import InputError
+from hotprefix.lab.basis import not_measured
+from hotprefix.lab.interval import Interval, Paired, difference, fewest, ratio
 from hotprefix.lab.metric_names import METRICS, Metric
 from hotprefix.lab.metrics import Slo, beyond_horizon
 from hotprefix.lab.sections import Pair, Run, figures, section_figures
 
 SECTIONS: Final = 8
-METHOD: Final = (
-    f"symmetric studentised bootstrap over at least {SECTIONS} paired sections, not narrower than Student's t"
-)
-_RESAMPLES: Final = 2000
-_ROUNDING: Final = 1e-9
-_FEWEST: Final = 4
 _UNEVEN: Final = 0.01  # a difference of finished shares below it is a request or two at the replay's end
-_SIGN_TEST: Final = 6  # as many equal signs have a two-sided p of 2 / 2**6 = 0.031
 
-Interval = tuple[float, float]
 Scale = Literal["difference", "relative"]
 
 
@@ -45,7 +37,8 @@ class Comparison:
     """One metric, arm against baseline. base, arm: means over seeds, None where a seed has no figure.
     sections: (base, arm) of each section, on the scale of the whole. beyond: whose figure lies beyond the
     replay's end ("", "base", "arm", "both"). reason: why there is no interval. finished: shares of requests
-    that finished, (base, arm), where the metric does not count the others in full; else None."""
+    that finished, (base, arm), where the metric does not count the others in full; else None. seeds: how many
+    the figures are of. not_measured: why the replays do not measure this difference; empty where they do."""
 
     metric: str
     base: float | None
@@ -54,6 +47,8 @@ class Comparison:
     beyond: str = ""
     reason: str = ""
     finished: tuple[float, float] | None = None
+    seeds: int = 0
+    not_measured: str = ""
 
     def value(self, scale: Scale) -> float | None:
         """arm - base, or that as a share of |base|; None where a figure is missing, or base is 0."""
@@ -72,46 +67,33 @@ class Comparison:
             return ""
         return "arm" if arm < base else "base"
 
-    @property
-    def constant(self) -> bool:
-        """Each of _SIGN_TEST sections or more gives the whole's difference: there is no spread to draw an
-        interval from, and no doubt either."""
-        whole = self.value("difference")
-        return (
-            whole is not None
-            and len(self.sections) >= _SIGN_TEST
-            and all(math.isclose(a - b, whole, rel_tol=1e-9, abs_tol=1e-12) for b, a in self.sections)
-        )
-
     def interval(self, confidence: float = 0.95, scale: Scale = "difference") -> Interval | None:
-        """Of the difference; relative: the same interval as shares of |base|, so that both always agree on
-        whether 0 is in it. None: see reason, or the baseline is 0."""
-        centre = self.value("difference")
-        unit = abs(self.base or 0.0) if scale == "relative" else 1.0
-        if self.reason or centre is None or not unit:
+        """Of the change; relative: as shares of |base|, the upper end may be infinity. Both scales agree on
+        whether 0 is in it. None: see `why_none`. Where every section gives the same change the interval is
+        that value, twice, if so many could not agree by chance."""
+        if self.reason or self.base is None or self.arm is None or not (scale == "difference" or self.base):
             return None
-        base, arm = np.array(self.sections).T
-        reach = half_width(arm - base - centre, confidence)
-        return (centre - reach) / unit, (centre + reach) / unit
+        pair = Paired(self.base, self.arm, np.array(self.sections))
+        if scale == "difference":
+            found = difference(pair, confidence)
+        else:
+            low, high = ratio(pair, confidence, signed=METRICS[self.metric].signed)
+            found = (low - 1, high - 1) if self.base > 0 else (1 - high, 1 - low)
+        if all(map(math.isinf, found)):
+            return None
+        if math.isclose(*found, rel_tol=1e-9, abs_tol=1e-12):
+            return found if len(self.sections) >= fewest(confidence) else None
+        return found
 
-    def bounds(self, confidence: float, scale: Scale) -> Interval | None:
-        """What a verdict goes by: the interval, or the value itself, twice, where it is constant."""
-        value = self.value(scale)
-        return (value, value) if value is not None and self.constant else self.interval(confidence, scale)
-
-
-def half_width(spread: NDArray[np.float64], confidence: float) -> float:
-    """Of the interval. spread: each section's deviation from the point estimate, shape (sections,)."""
-    count = len(spread)
-    error = math.sqrt(float((spread**2).sum()) / (count - 1) / count)
-    samples = spread[np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))]
-    errors = samples.std(axis=1, ddof=1) / math.sqrt(count)
-    distances = np.abs(samples.mean(axis=1) - spread.mean())
-    # A sample without spread (but for rounding) says nothing of how far off a mean is in units of its spread.
-    vary = errors > _ROUNDING * float(np.abs(spread).max())
-    scores = distances[vary] / errors[vary]
-    drawn = float(np.quantile(scores, confidence)) if len(scores) else 0.0
-    return error * max(drawn, float(stdtrit(count - 1, (1 + confidence) / 2)))
+    def why_none(self, confidence: float = 0.95) -> str:
+        """Why `interval` is None on either scale."""
+        if self.reason:
+            return self.reason
+        if not self.base:
+            return "the baseline is 0"
+        if self.interval(confidence) is not None:
+            return f"the baseline itself may be 0 at {confidence * 100:.4g} %"
+        return f"{len(self.sections)} equal sections may be chance; {fewest(confidence)} would not"
 
 
 def compare(
@@ -121,11 +103,20 @@ def compare(
     length of a cluster where requests have no session. Raises InputError where the seeds differ."""
     pairs = _paired(base, arm)
     whole = [(figures(b, slo), figures(a, slo)) for b, a in pairs]
-    if len(pairs) >= SECTIONS:
-        return {name: _comparison(name, whole, whole) for name in METRICS}
-    parts = -(-SECTIONS // len(pairs))
-    cut = [section for b, a in pairs for section in section_figures(b, a, parts, slo=slo, window_s=window_s)]
-    return {name: _comparison(name, whole, cut) for name in METRICS}
+    cut = whole
+    if len(pairs) < SECTIONS:
+        parts = -(-SECTIONS // len(pairs))
+        cut = [
+            section for b, a in pairs for section in section_figures(b, a, parts, slo=slo, window_s=window_s)
+        ]
+    found = {name: _comparison(name, whole, cut) for name in METRICS}
+    return {name: _measured(one, *pairs[0], slo) for name, one in found.items()}
+
+
+def _measured(found: Comparison, base: Run, arm: Run, slo: Slo) -> Comparison:
+    """The comparison, or that there is none."""
+    why = not_measured(found.metric, base.models, arm.models, slo)
+    return replace(found, not_measured=why, reason=f"not measured: {why}") if why else found
 
 
 def _paired(base: Sequence[Run], arm: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -145,7 +136,9 @@ def _comparison(name: str, whole: Sequence[Pair], cut: Sequence[Pair]) -> Compar
     known = tuple((b, a) for b, a in pairs if b is not None and a is not None)
     far = [any(beyond_horizon(name, pair[side]) for pair in whole) for side in (0, 1)]
     beyond = {(True, True): "both", (True, False): "base", (False, True): "arm"}.get((far[0], far[1]), "")
-    found = Comparison(name, base, arm, known, beyond, finished=_finished(METRICS[name], whole))
+    found = Comparison(
+        name, base, arm, known, beyond, finished=_finished(METRICS[name], whole), seeds=len(whole)
+    )
     reason = _why_none(found, len(pairs), any(beyond_horizon(name, f) for pair in cut for f in pair))
     return replace(found, reason=reason)
 
@@ -166,10 +159,9 @@ def _why_none(found: Comparison, sections: int, far: bool) -> str:
         return "an extreme value: one request or window decides it"
     if far:
         return "falls among requests that were not served, in some sections"
-    if len(found.sections) < max(_FEWEST, sections / 2):
+    if len(found.sections) < max(2, sections / 2):
         return f"measured in {len(found.sections)} of {sections} sections; {SECTIONS} seeds would do"
-    differences = {a - b for b, a in found.sections}
-    return "the same difference in every section" if len(differences) == 1 else ""
+    return ""
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

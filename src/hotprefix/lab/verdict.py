@@ -1,11 +1,13 @@
 """Whether a claim holds. Owns: the rules from intervals to the `Verdict` of a `Hypothesis`.
 
-Rules (lab.md, *Verdict*; docs/decisions/0012-verdicts.md): every check compares an interval with an amount
+Rules (docs/decisions/0012-verdicts.md, 0017-intervals.md): every check compares an interval with an amount
 stated beforehand and *holds*, *fails* or stays *open*; a point estimate alone decides nothing. A metric
 improves where its interval excludes no change and its estimate reaches the stated amount; it does not where
 the interval excludes that amount. It is not worse, or equal, where the whole interval is within the
 tolerance (equivalence by interval); it is worse, or changed, where the whole interval is outside. A figure
-of served requests does not speak for the side that finished fewer (`Comparison.flattered`): open.
+of served requests does not speak for the side that finished fewer (`Comparison.flattered`): open. So few
+sections that chance gives them all one sign decide nothing at that level: open. What the replays do not
+measure is *not measured*: it supports no claim and refutes none.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from hotprefix.lab.basis import rests_on
 from hotprefix.lab.hypothesis import Hypothesis, Kind, Need, Tolerance
+from hotprefix.lab.interval import Interval, fewest
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.lab.stats import Comparison, Interval
+from hotprefix.lab.stats import Comparison
 
 
 class Outcome(StrEnum):
@@ -33,12 +37,14 @@ class State(StrEnum):
     HOLDS = "holds"
     FAILS = "fails"
     OPEN = "open"
+    NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One check. want: improves | reaches | not_worse | equal. value, interval: of the change on the
-    tolerance's scale, at the hypothesis' level; None where there is none."""
+    tolerance's scale, at the verdict's level; None where there is none. rests_on: what the figure is made of.
+    sections: from how many the interval is."""
 
     want: str
     tolerance: Tolerance
@@ -48,28 +54,38 @@ class Finding:
     value: float | None
     interval: Interval | None
     text: str
+    rests_on: str = ""
+    sections: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """reason: one sentence for people. level: confidence of each interval."""
+    """reason: one sentence for people. level: confidence of each interval. seeds: how many it is judged by.
+    settled: more seeds cannot change it, or must not (it was decided). would_decide: about how many seeds
+    would decide what is inconclusive (lab.power); None where that cannot be told."""
 
     hypothesis: Hypothesis
     outcome: Outcome
     reason: str
     findings: tuple[Finding, ...]
     level: float
+    seeds: int = 0
+    settled: bool = True
+    would_decide: int | None = None
 
 
 def decide(
     hypothesis: Hypothesis,
     comparisons: Mapping[str, Comparison],
     baseline: Sequence[Mapping[str, float | None]],
+    *,
+    spend: float = 1.0,
 ) -> Verdict:
     """comparisons: of the hypothesis' arm and condition, by metric. baseline: the baseline's metrics, one
-    mapping a seed."""
+    mapping a seed. spend: the share of the error rate that this look at the data may use."""
+    level = hypothesis.level_of(spend)
     found = tuple(
-        _check(want, tolerance, comparisons[tolerance.metric], hypothesis.level)
+        _check(want, tolerance, comparisons[tolerance.metric], level)
         for want in ("improves", "reaches", "not_worse", "equal")
         for tolerance in getattr(hypothesis, want)
     )
@@ -77,8 +93,16 @@ def decide(
     if missing:
         outcome, reason = Outcome.INCONCLUSIVE, f"the precondition is not met: {missing}"
     else:
-        outcome, reason = _RULES[hypothesis.kind](found)
-    return Verdict(hypothesis, outcome, reason, found, hypothesis.level)
+        outcome, reason = rule(hypothesis, found)
+    seeds = max((comparisons[f.tolerance.metric].seeds for f in found), default=0)
+    blind = any(f.state is State.NOT_MEASURED for f in found)
+    settled = outcome is not Outcome.INCONCLUSIVE or bool(missing) or blind
+    return Verdict(hypothesis, outcome, reason, found, level, seeds, settled)
+
+
+def rule(hypothesis: Hypothesis, found: Sequence[Finding]) -> tuple[Outcome, str]:
+    """How the checks combine, and why in words."""
+    return _RULES[hypothesis.kind](found)
 
 
 def _unmet(needs: Sequence[Need], baseline: Sequence[Mapping[str, float | None]]) -> str:
@@ -97,23 +121,42 @@ def _unmet(needs: Sequence[Need], baseline: Sequence[Mapping[str, float | None]]
 
 def _check(want: str, tolerance: Tolerance, found: Comparison, level: float) -> Finding:
     scale = tolerance.scale
-    interval, value = found.bounds(level, scale), found.value(scale)
+    interval, value = found.interval(level, scale), found.value(scale)
     if value is None and found.value("difference") == 0:
-        value = 0.0  # 0 against 0 is no change, on any scale
-        interval = (0.0, 0.0) if found.constant else None
-    state, text = _even(want, found, *_state(want, tolerance, found, value, interval))
-    return Finding(want, tolerance, state, found.base, found.arm, value, interval, text)
+        value, interval = 0.0, found.interval(level)  # 0 against 0 is no change, on any scale
+        interval = interval if interval == (0.0, 0.0) else None
+    state, text = _even(want, found, *_state(want, tolerance, found, value, interval, level))
+    return Finding(
+        want, tolerance, state, found.base, found.arm, value, interval, text, rests_on(found.metric),
+        len(found.sections),
+    )  # fmt: skip
 
 
 def _state(
-    want: str, tolerance: Tolerance, found: Comparison, value: float | None, interval: Interval | None
-) -> tuple[State, str]:
+    want: str, tolerance: Tolerance, found: Comparison, value: float | None, interval: Interval | None,
+    level: float,
+) -> tuple[State, str]:  # fmt: skip
     """Whether the wanted holds, and why in words."""
     name = tolerance.metric
+    if found.not_measured:
+        return State.NOT_MEASURED, f"{name}: not measured, {found.not_measured}"
     if found.beyond in ("arm", "base"):
         return _state_beyond(want, found)
+    if not found.beyond and (found.base is None or found.arm is None):
+        return State.NOT_MEASURED, f"{name}: not measured, a run has no such figure"
     if interval is None or value is None:
-        return State.OPEN, f"{name}: no interval ({found.reason or 'the baseline is 0'})"
+        return State.OPEN, f"{name}: no interval ({found.why_none(level)})"
+    if len(found.sections) < fewest(level):
+        return State.OPEN, (
+            f"{name}: {len(found.sections)} sections decide nothing at {level * 100:.4g} %, "
+            f"{fewest(level)} may"
+        )
+    return compared(want, tolerance, value, interval)
+
+
+def compared(want: str, tolerance: Tolerance, value: float, interval: Interval) -> tuple[State, str]:
+    """What an interval says of what is wanted, and in words."""
+    name = tolerance.metric
     # Gains are counted upwards, whichever way the metric is better.
     (low, high), gain = interval, value
     if METRICS[name].better == "lower":
@@ -166,16 +209,16 @@ def _of(found: Sequence[Finding], *wants: str) -> list[Finding]:
     return [f for f in found if f.want in wants]
 
 
-def _in(found: Sequence[Finding], state: State) -> str:
-    """The texts of those in that state; empty for none."""
-    return "; ".join(f.text for f in found if f.state is state)
+def _in(found: Sequence[Finding], *states: State) -> str:
+    """The texts of those in these states; empty for none."""
+    return "; ".join(f.text for f in found if f.state in states)
 
 
 def _every(found: Sequence[Finding]) -> tuple[Outcome, str]:
     """All must hold; one that fails refutes."""
     if failed := _in(found, State.FAILS):
         return Outcome.REFUTED, failed
-    if left := _in(found, State.OPEN):
+    if left := _in(found, State.OPEN, State.NOT_MEASURED):
         return Outcome.INCONCLUSIVE, left
     return Outcome.SUPPORTED, _in(found, State.HOLDS)
 
@@ -199,7 +242,8 @@ def _service(found: Sequence[Finding]) -> tuple[Outcome, str]:
         return outcome, reason
     if held := _in(reaches, State.HOLDS):
         return Outcome.SUPPORTED, f"{reason}; {held}"
-    return Outcome.INCONCLUSIVE, f"whether the gain reaches service is open: {_in(reaches, State.OPEN)}"
+    left = _in(reaches, State.OPEN, State.NOT_MEASURED)
+    return Outcome.INCONCLUSIVE, f"whether the gain reaches service is open: {left}"
 
 
 def _null(found: Sequence[Finding]) -> tuple[Outcome, str]:

@@ -7,6 +7,7 @@ what a step costs is the cost model's (terms.md: cached_tps is observed throughp
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,7 @@ def window_metrics(windows: pl.DataFrame, page_tokens: int) -> Figures:
         **_throughput("uncached_tps", rows["computed_tokens"], rows["seconds"], span),
         "prefill_busy_share": ratio(sums["prefill_s"], time),
         "decode_busy_share": ratio(sums["decode_s"], time),
-        "scheduler_share": ratio(sums["scheduler_s"], time),
+        "scheduler_share": None if math.isnan(sums["scheduler_s"]) else ratio(sums["scheduler_s"], time),
         "refresh_touches": sums["refresh_touches"],
         "evicted_pages": sums["evicted_pages"],
         "evicted_tokens": sums["evicted_pages"] * page_tokens,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotprefix.errors import ConfigError
-from hotprefix.kernel.config import Flight, KernelConfig
+from hotprefix.kernel.config import Flight, KernelConfig, Refresh
 from hotprefix.lab.cost.design import Design, fitting
 from hotprefix.lab.cost.fit import best_form, cross_validated, scheduler_prices, step_prices
 from hotprefix.lab.cost.links import host_links
@@ -92,6 +92,7 @@ def calibrate(
         scheduler_base_s=scheduler[0],
         scheduler_running_s=scheduler[1],
         scheduler_waiting_s=scheduler[2],
+        refresh_touch_s=scheduler[3],
         kv_token_bytes=bare.pool.page_bytes // bare.pool.page_size,
         links=links,
         fit=cross_validated(steps, form, settings.seed),
@@ -124,14 +125,19 @@ def _steps(
 
 
 def _queues(bare: Bare, watch: StopwatchExecutor, settings: Settings) -> list[Sample]:
-    slots = min(QUEUE_SLOTS, settings.max_running)
-    bench = _bench(bare, watch, settings, slots)
-    for waiting in WAITING:
-        bench.queue(waiting, slots)
-    return bench.samples
+    """With refresh off and on, so that what it costs has a price of its own."""
+    slots, samples = min(QUEUE_SLOTS, settings.max_running), []
+    for refresh in (Refresh.OFF, Refresh.WINDOW):
+        bench = _bench(bare, watch, settings, slots, refresh)
+        for waiting in WAITING:
+            bench.queue(waiting, slots)
+        samples += bench.samples
+    return samples
 
 
-def _bench(bare: Bare, watch: StopwatchExecutor, settings: Settings, slots: int) -> Bench:
+def _bench(
+    bare: Bare, watch: StopwatchExecutor, settings: Settings, slots: int, refresh: Refresh = Refresh.OFF
+) -> Bench:
     """Flights off: each text is computed by the request that was meant to."""
     kernel = KernelConfig(
         total_pages=bare.pool.pages,
@@ -139,6 +145,7 @@ def _bench(bare: Bare, watch: StopwatchExecutor, settings: Settings, slots: int)
         max_batched_tokens=settings.max_batched_tokens,
         max_running=slots,
         flight=Flight.NONE,
+        refresh=refresh,
     )
     return Bench(bare.loop(kernel, watch), watch, bare.vocab_size, settings.seed)
 

@@ -109,8 +109,9 @@ def best_form(samples: Sequence[Sample], seed: int = 0) -> Form:
 
 
 def scheduler_prices(samples: Sequence[Sample]) -> Floats:
-    """[base, running, waiting], seconds, each >= 0."""
-    rows = np.array([(1.0, s.running, s.waiting) for s in samples])
+    """[base, running, waiting, prefix touched by refresh], seconds, each >= 0. Steps with as many waiting
+    requests, refresh on and off, tell the last two apart."""
+    rows = np.array([(1.0, s.running, s.waiting, s.touched) for s in samples])
     return solve(rows, np.array([s.outside_s for s in samples]), np.ones(len(samples)))
 
 

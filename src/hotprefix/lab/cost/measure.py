@@ -37,7 +37,8 @@ Clock = Callable[[], float]
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One step. seconds: its forward pass. outside_s: the rest of the loop's step. running, waiting: requests
-    once it was planned. point: names the batch it was meant for; equal batches have equal names."""
+    once it was planned. point: names the batch it was meant for; equal batches have equal names. touched:
+    prefixes that waiting-prefix refresh touched."""
 
     point: str
     features: Features
@@ -45,6 +46,7 @@ class Sample:
     outside_s: float
     running: int
     waiting: int
+    touched: int = 0
 
 
 @dataclass
@@ -114,6 +116,7 @@ class Bench:
     def step(self, point: str) -> Sample | None:
         """One step of the loop, recorded under `point` (None where nothing ran)."""
         self.watch.plan, self.watch.spent_s = None, 0.0
+        touched = self.loop.kernel.counters.refresh_touches
         begun = self.watch.clock()
         self.loop.step()
         outside = self.watch.clock() - begun - self.watch.spent_s
@@ -122,8 +125,9 @@ class Bench:
             return None
         status = self.loop.kernel.status()
         sample = Sample(
-            point, features(plan.chunks), self.watch.seconds, outside, len(plan.chunks), status.waiting
-        )
+            point, features(plan.chunks), self.watch.seconds, outside, len(plan.chunks), status.waiting,
+            self.loop.kernel.counters.refresh_touches - touched,
+        )  # fmt: skip
         self.samples.append(sample)
         return sample
 

@@ -93,12 +93,14 @@ class CostModel(_Frozen):
 
     name, source: what it is and where the figures are from, for people. model, dtype, hardware, date: of the
     measurement (date of a published preset: when its sources were read). Seconds per: base_s step;
-    prefill_token_s position in a chunk of more than one; prefill_context_s (position, position it attends
-    to) pair of those; decode_s chunk of one position; decode_context_s position that those attend to.
+    prefill_token_s position in a chunk of more than one; prefill_context_s (position, position it attends to)
+    pair of those; decode_s chunk of one position; decode_context_s position that those attend to.
     prefill_token_beyond, decode_beyond: the price from a number of them in one step on. Example: decode_s of
     3 ms and decode_beyond of 5 ms after 8 make 10 decodes cost 34 ms, beside the step's other terms.
     scheduler_*: what a step costs outside the forward pass: per step, running request and waiting request.
-    kv_token_bytes: keys and values of one token in all layers. fit: None where nothing was fitted.
+    refresh_touch_s: beside that, what each prefix costs that waiting-prefix refresh touches; None = not
+    known, or already part of scheduler_waiting_s: then replays do not measure what refresh costs the
+    scheduler. kv_token_bytes: keys and values of one token in all layers. fit: None where nothing was fitted.
     """
 
     version: Literal[1, 2] = VERSION
@@ -118,6 +120,7 @@ class CostModel(_Frozen):
     scheduler_base_s: Seconds
     scheduler_running_s: Seconds
     scheduler_waiting_s: Seconds
+    refresh_touch_s: Seconds | None = None
     kv_token_bytes: Count
     links: Links = Links()
     fit: FitError | None = None
@@ -144,11 +147,13 @@ class CostModel(_Frozen):
             self.base_s, _curve(self.prefill_token_s, self.prefill_token_beyond), self.prefill_context_s,
             _curve(self.decode_s, self.decode_beyond), self.decode_context_s,
             self.scheduler_base_s, self.scheduler_running_s, self.scheduler_waiting_s,
+            self.refresh_touch_s or 0.0,
         )  # fmt: skip
 
     def scaled(self, by: float) -> CostModel:
         """The same machine, every step and every pass of the scheduler `by` times as long. Links stay."""
-        prices = {name: getattr(self, name) * by for name in type(self).model_fields if name.endswith("_s")}
+        known = {name: getattr(self, name) for name in type(self).model_fields if name.endswith("_s")}
+        prices = {name: price * by for name, price in known.items() if price is not None}
         beyond = {
             name: tuple(Beyond(after=b.after, each_s=b.each_s * by) for b in getattr(self, name))
             for name in ("prefill_token_beyond", "decode_beyond")

@@ -37,6 +37,7 @@ class Prices:
     scheduler_base_s: float
     scheduler_running_s: float
     scheduler_waiting_s: float
+    refresh_touch_s: float = 0.0
 
     def step_s(self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int) -> float:
         """Seconds of one forward pass (`Features`)."""
@@ -48,6 +49,12 @@ class Prices:
             + self.decode_context_s * decode_context
         )
 
-    def scheduler_s(self, running: int, waiting: int) -> float:
-        """Seconds that a step takes beside its forward pass, with so many requests."""
-        return self.scheduler_base_s + self.scheduler_running_s * running + self.scheduler_waiting_s * waiting
+    def scheduler_s(self, running: int, waiting: int, touched: float = 0) -> float:
+        """Seconds that a step takes beside its forward pass, with so many requests. touched: prefixes that
+        refresh touches in it."""
+        return (
+            self.scheduler_base_s
+            + self.scheduler_running_s * running
+            + self.scheduler_waiting_s * waiting
+            + self.refresh_touch_s * touched
+        )

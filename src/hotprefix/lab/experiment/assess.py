@@ -1,22 +1,25 @@
 """From finished replays to what they say. Owns: `assess`, the one way from runs to figures and verdicts.
 
 Rules: arms are compared with a baseline over the seeds both have; a seed that one lacks (its run failed) is
-left out of that comparison only. Bucket figures are means over the seeds that have the bucket, null where one
-of them is. The window tables kept are those of the first seed: they are for looking at.
+left out of that comparison only. A claim is judged at the first look that decides it. Bucket figures are
+means over the seeds that have the bucket, null where one of them is. The window tables kept are those of the
+first seed: they are for looking at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from hotprefix.lab.buckets import BUCKET_COLUMNS, FIGURES, buckets
+from hotprefix.lab.experiment.looks import Look
 from hotprefix.lab.experiment.result import METRIC_ROWS
 from hotprefix.lab.figures import Figures
 from hotprefix.lab.hypothesis import Hypothesis
 from hotprefix.lab.metrics import Slo
+from hotprefix.lab.power import seeds_to_decide
 from hotprefix.lab.sections import Run, figures
 from hotprefix.lab.sim.rows import WINDOW_COLUMNS
 from hotprefix.lab.stats import Comparison, compare
@@ -39,52 +42,76 @@ class Assessment:
 
 
 def assess(
-    runs: Runs, hypotheses: Sequence[Hypothesis], *, baseline: str, slo: Slo, window_s: float = 30.0
-) -> Assessment:
+    runs: Runs, hypotheses: Sequence[Hypothesis], *, baseline: str, slo: Slo, window_s: float = 30.0,
+    looks: Sequence[Look] = (),
+) -> Assessment:  # fmt: skip
     """runs: of each (condition, arm), one a seed. baseline: the arm that comparisons shown in tables are made
-    with; a hypothesis may name another."""
-    found = {place: {run.seed: figures(run, slo) for run in some} for place, some in runs.items()}
-    comparisons = {
-        (condition, arm): _compare(runs, condition, baseline, arm, slo, window_s)
-        for condition, arm in runs
-        if arm != baseline
-    }
-    verdicts = []
-    for one in hypotheses:
-        place = (one.condition, one.arm)
-        pair = (
-            comparisons.get(place, {})
-            if one.baseline == baseline
-            else _compare(runs, one.condition, one.baseline, one.arm, slo, window_s)
-        )
-        base = found.get((one.condition, one.baseline), {})
-        verdicts.append(_verdict(one, pair, list(base.values())))
+    with; a hypothesis may name another. looks: that were taken; none = one look at everything."""
+    compared = Compared(runs, slo, window_s)
+    places = [place for place in runs if place[1] != baseline]
+    pairs = {place: compared.pair(place[0], baseline, place[1]) for place in places}
     return Assessment(
-        metrics=_metric_rows(found),
-        comparisons={place: pair for place, pair in comparisons.items() if pair},
-        verdicts=tuple(verdicts),
+        metrics=_metric_rows({place: compared.figures(place) for place in runs}),
+        comparisons={place: pair for place, pair in pairs.items() if pair},
+        verdicts=tuple(_planned(compared, judge(compared, one, looks)) for one in hypotheses),
         buckets=_bucket_rows(runs, slo),
         windows=_placed({place: some[0].windows for place, some in runs.items() if some}, WINDOW_COLUMNS),
     )
 
 
-def _compare(
-    runs: Runs, condition: str, base: str, arm: str, slo: Slo, window_s: float
-) -> dict[str, Comparison]:
-    """Over the seeds that both have; empty where there are none."""
-    both = [runs.get((condition, name), ()) for name in (base, arm)]
-    seeds = set.intersection(*({run.seed for run in some} for some in both))
-    if not seeds:
-        return {}
-    paired = [[run for run in some if run.seed in seeds] for some in both]
-    return compare(*paired, slo=slo, window_s=window_s)
+class Compared:
+    """Runs and their comparisons, each made once."""
+
+    def __init__(self, runs: Runs, slo: Slo, window_s: float) -> None:
+        self._runs, self._slo, self._window_s = runs, slo, window_s
+        self._figures: dict[Place, dict[int, Figures]] = {}
+        self._pairs: dict[tuple[str, str, str, int | None], dict[str, Comparison]] = {}
+
+    def figures(self, place: Place, seeds: int | None = None) -> dict[int, Figures]:
+        """By seed, 1 to so many; None = all."""
+        if place not in self._figures:
+            self._figures[place] = {run.seed: figures(run, self._slo) for run in self._runs.get(place, ())}
+        return {seed: one for seed, one in self._figures[place].items() if seeds is None or seed <= seeds}
+
+    def pair(self, condition: str, base: str, arm: str, seeds: int | None = None) -> dict[str, Comparison]:
+        """Over the seeds that both have; empty where there are none."""
+        key = (condition, base, arm, seeds)
+        if key not in self._pairs:
+            both = [self._runs.get((condition, name), ()) for name in (base, arm)]
+            shared = set.intersection(*({run.seed for run in some} for some in both))
+            shared = {seed for seed in shared if seeds is None or seed <= seeds}
+            paired = [[run for run in some if run.seed in shared] for some in both]
+            found = compare(*paired, slo=self._slo, window_s=self._window_s) if shared else {}
+            self._pairs[key] = found
+        return self._pairs[key]
 
 
-def _verdict(one: Hypothesis, pair: Mapping[str, Comparison], base: Sequence[Figures]) -> Verdict:
+def judge(compared: Compared, one: Hypothesis, looks: Sequence[Look] = ()) -> Verdict:
+    """The verdict of the first look that settles the claim, else of the last. Without looks: of all runs."""
+    every: list[tuple[int | None, float]] = [(look.seeds, look.spend) for look in looks]
+    for seeds, spend in every or [(None, 1.0)]:
+        pair = compared.pair(one.condition, one.baseline, one.arm, seeds)
+        base = compared.figures((one.condition, one.baseline), seeds)
+        verdict = _verdict(one, pair, list(base.values()), spend)
+        if verdict.settled:
+            break
+    return verdict
+
+
+def _planned(compared: Compared, verdict: Verdict) -> Verdict:
+    """With how many seeds would decide it."""
+    one = verdict.hypothesis
+    pair = compared.pair(one.condition, one.baseline, one.arm)
+    return replace(verdict, would_decide=seeds_to_decide(verdict, pair))
+
+
+def _verdict(
+    one: Hypothesis, pair: Mapping[str, Comparison], base: Sequence[Figures], spend: float
+) -> Verdict:
     if not pair:
         reason = f"there are no runs of {one.arm} and {one.baseline} in {one.condition} to compare"
-        return Verdict(one, Outcome.INCONCLUSIVE, reason, (), one.level)
-    return decide(one, pair, base)
+        return Verdict(one, Outcome.INCONCLUSIVE, reason, (), one.level_of(spend))
+    return decide(one, pair, base, spend=spend)
 
 
 def _metric_rows(found: Mapping[Place, Mapping[int, Figures]]) -> pl.DataFrame:

@@ -7,7 +7,7 @@ Whatever has the same value in every run is listed as fixed, once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from typing import Any
 import polars as pl
 
 from hotprefix import __version__
+from hotprefix.lab.basis import SCHEDULER, modelled
 from hotprefix.lab.cost.model import CostModel, ErrorOf
-from hotprefix.lab.experiment.assess import assess
+from hotprefix.lab.experiment.assess import Compared, assess, judge
 from hotprefix.lab.experiment.bounds import shares
-from hotprefix.lab.experiment.plan import Plan
+from hotprefix.lab.experiment.looks import Look
+from hotprefix.lab.experiment.plan import Place, Plan
 from hotprefix.lab.experiment.result import (
     Arm,
     Condition,
@@ -34,6 +36,7 @@ from hotprefix.lab.experiment.task import ReplayTask
 from hotprefix.lab.experiment.variants import arms
 from hotprefix.lab.experiment.workload import Survey
 from hotprefix.lab.sections import Run
+from hotprefix.lab.sim.workload import Loop
 
 
 def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:
@@ -42,9 +45,14 @@ def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:
     first = next(iter(plan.runs.values()))[0]
     slo = experiment.slo.build()
     hypotheses = [one.build(experiment.baseline) for one in experiment.hypotheses]
-    runs = {place: [_run(store, task) for task in some if store.finished(task.key)]
-            for place, some in plan.runs.items()}  # fmt: skip
-    found = assess(runs, hypotheses, baseline=experiment.baseline, slo=slo, window_s=first.settings.window_s)
+    taken = taken_looks(plan, store)
+    last = taken[-1].seeds
+    runs = finished_runs(plan, store, last)
+    found = assess(
+        runs, hypotheses, baseline=experiment.baseline, slo=slo, window_s=first.settings.window_s,
+        looks=taken,
+    )  # fmt: skip
+    verdicts = tuple(v if plan.seeded else replace(v, would_decide=None) for v in found.verdicts)
     return ExperimentResult(
         name=experiment.name,
         question=experiment.question,
@@ -55,29 +63,63 @@ def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:
         conditions=tuple(_condition(plan, variant) for variant in experiment.conditions),
         arms=tuple(Arm(v.name, v.about, _texts(v.set)) for v in arms(experiment)),
         baseline=experiment.baseline,
-        seeds=tuple(sorted({task.seed for some in plan.runs.values() for task in some})),
+        seeds=tuple(sorted({task.seed for task in plan.until(last)})),
         slo=slo,
         metrics=found.metrics,
         comparisons=found.comparisons,
-        verdicts=found.verdicts,
+        verdicts=verdicts,
         buckets=found.buckets,
         windows=found.windows,
         trace=_provenance(plan.surveys[experiment.conditions[0].name], first),
         cost=cost_label(first.cost),
-        bounds=tuple(_bounds(plan, store)),
-        problems=tuple(_problems(plan, store)),
+        looks=taken,
+        bounds=tuple(_bounds(plan, store, last)),
+        problems=tuple(_problems(plan, store, last)),
     )
 
 
-def write_requests(plan: Plan, store: RunStore, path: Path) -> None:
-    """One Parquet file with the request rows of every finished run, condition, arm and seed before them;
-    streamed, so that it never has to fit in memory."""
+def taken_looks(plan: Plan, store: RunStore) -> tuple[Look, ...]:
+    """The looks up to the first at which no claim is open, or to the last whose runs have all been tried; at
+    least the first. Runs of further seeds, which another experiment left in the folder, change nothing."""
+    taken = []
+    for look in plan.looks:
+        if not all(store.finished(t.key) or store.failure(t.key) for t in plan.until(look.seeds)):
+            break
+        taken.append(look)
+        if look is not plan.looks[-1] and not undecided(plan, store, look):
+            break
+    return tuple(taken) or plan.looks[:1]
+
+
+def finished_runs(plan: Plan, store: RunStore, seeds: int) -> dict[Place, list[Run]]:
+    """The runs with a result of seeds 1 to so many."""
+    return {
+        place: [_run(store, task) for task in some if task.seed <= seeds and store.finished(task.key)]
+        for place, some in plan.runs.items()
+    }
+
+
+def undecided(plan: Plan, store: RunStore, look: Look) -> bool:
+    """Whether a claim is still open once the runs of this look are there."""
+    experiment = plan.experiment
+    runs = finished_runs(plan, store, look.seeds)
+    window_s = next(iter(plan.runs.values()))[0].settings.window_s
+    compared = Compared(runs, experiment.slo.build(), window_s)
+    past = [one for one in plan.looks if one.seeds <= look.seeds]
+    hypotheses = [one.build(experiment.baseline) for one in experiment.hypotheses]
+    return any(not judge(compared, one, past).settled for one in hypotheses)
+
+
+def write_requests(plan: Plan, store: RunStore, path: Path, *, seeds: int) -> None:
+    """One Parquet file with the request rows of every finished run of seeds 1 to so many, condition, arm and
+    seed before them; streamed, so that it never has to fit in memory."""
     frames = [
         store.scan(task.key, "requests").select(
             pl.lit(condition).alias("condition"), pl.lit(arm).alias("arm"), pl.lit(task.seed).alias("seed"),
             pl.all(),
         )
-        for (condition, arm), some in plan.runs.items() for task in some if store.finished(task.key)
+        for (condition, arm), some in plan.runs.items() for task in some
+        if task.seed <= seeds and store.finished(task.key)
     ]  # fmt: skip
     if not frames:
         return
@@ -88,17 +130,25 @@ def write_requests(plan: Plan, store: RunStore, path: Path) -> None:
 
 def _run(store: RunStore, task: ReplayTask) -> Run:
     tables = {name: store.scan(task.key, name).collect() for name in ("requests", "windows", "links")}
+    closed, load = task.loop is Loop.CLOSED, task.settings.load
+    models = modelled(
+        task.kernel, task.cost, run=task.key, instances=task.settings.cluster.instances,
+        arrivals_vary=closed and load.horizon_s is not None, horizon=load.horizon_s is not None,
+    )  # fmt: skip
+    windows = tables["windows"]
+    if SCHEDULER not in models:
+        windows = windows.with_columns(scheduler_s=pl.lit(None, pl.Float64))
     return Run(
-        task.seed, tables["requests"], tables["windows"], tables["links"], task.kernel.page_size,
-        store.facts(task.key)["virtual_s"],
+        task.seed, tables["requests"], windows, tables["links"], task.kernel.page_size,
+        store.facts(task.key)["virtual_s"], models,
     )  # fmt: skip
 
 
-def _problems(plan: Plan, store: RunStore) -> list[Problem]:
+def _problems(plan: Plan, store: RunStore, seeds: int) -> list[Problem]:
     found = []
     for (condition, arm), some in plan.runs.items():
         for task in some:
-            if not store.finished(task.key):
+            if task.seed <= seeds and not store.finished(task.key):
                 failure = store.failure(task.key)
                 kind, text = ("failed", failure.error) if failure else ("skipped", "it was not run")
                 found.append(Problem(condition, arm, task.seed, kind, text))
@@ -113,12 +163,16 @@ def _condition(plan: Plan, variant: Variant) -> Condition:
     return Condition(variant.name, variant.about, _texts(variant.set), capacity)
 
 
-def _bounds(plan: Plan, store: RunStore) -> Iterator[Share]:
+def _bounds(plan: Plan, store: RunStore, seeds: int) -> Iterator[Share]:
     """Totals and bound are the baseline's, means over its seeds; what an arm reused is told as its share of
     its own bound, in tokens of the baseline's (see `bounds`)."""
     for condition in plan.experiment.conditions:
         facts = {
-            arm: [store.facts(task.key)["bound"] for task in some if task.bound and store.finished(task.key)]
+            arm: [
+                store.facts(task.key)["bound"]
+                for task in some
+                if task.bound and task.seed <= seeds and store.finished(task.key)
+            ]
             for (name, arm), some in plan.runs.items()
             if name == condition.name
         }
@@ -134,7 +188,8 @@ def _bounds(plan: Plan, store: RunStore) -> Iterator[Share]:
 def _fixed(plan: Plan) -> dict[str, str]:
     every = [_resolved(some[0]) for some in plan.runs.values()]
     fixed = {key: value for key, value in every[0].items() if all(one.get(key) == value for one in every)}
-    return fixed | {"seeds": _text(plan.experiment.seeds)}
+    seeds = " or ".join(str(look.seeds) for look in plan.looks)
+    return fixed | {"seeds": seeds}
 
 
 def _resolved(task: ReplayTask) -> dict[str, str]:

@@ -37,6 +37,7 @@ class Changes:
     trace: str | None = None
     limit: int | None = None
     seeds: int | None = None
+    until_decided: int | None = None
     sets: tuple[str, ...] = ()
 
 
@@ -122,6 +123,8 @@ def _apply(raw: dict[str, Any], changes: Changes) -> None:
         put(raw, "trace.limit", changes.limit)
     if changes.seeds is not None:
         raw["seeds"] = changes.seeds
+    if changes.until_decided is not None:
+        raw["until_decided"] = changes.until_decided
 
 
 def _suit(raw: dict[str, Any], changes: Changes, told: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hotprefix import __version__
@@ -19,6 +19,7 @@ from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.bounds import check_bound
+from hotprefix.lab.experiment.looks import Look, looks
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment
 from hotprefix.lab.experiment.task import ReplayTask
@@ -28,23 +29,35 @@ from hotprefix.lab.sim.workload import Loop
 
 PAGE_SIZE = 16  # where a trace has no blocks
 MOST_PAGES = 1 << 24  # of all instances' L1: a replay keeps about 40 bytes for each
+_JUDGED = {"name", "question", "baseline", "slo", "hypotheses", "bound", "seeds", "until_decided"}
 Place = tuple[str, str]  # condition, arm
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """runs: of each (condition, arm), in the order of its seeds. surveys: of each condition's trace, first
-    seed. identity: the experiment's hash."""
+    """runs: of each (condition, arm), in the order of its seeds, as many as may be needed. surveys: of each
+    condition's trace, first seed. identity: the experiment's hash. looks: when runs are looked at."""
 
     experiment: Experiment
     identity: str
     runs: dict[Place, tuple[ReplayTask, ...]]
     surveys: dict[str, Survey]
+    looks: tuple[Look, ...]
 
     @property
     def tasks(self) -> list[ReplayTask]:
         """Each run once: arms may share runs."""
-        return list({task.key: task for some in self.runs.values() for task in some}.values())
+        return self.until(self.looks[-1].seeds)
+
+    def until(self, seeds: int) -> list[ReplayTask]:
+        """The runs of seeds 1 to so many, each once."""
+        found = {t.key: t for some in self.runs.values() for t in some if t.seed <= seeds}
+        return list(found.values())
+
+    @property
+    def seeded(self) -> bool:
+        """Whether more seeds are more evidence, in any condition."""
+        return any(depends_on_seed(some[0].settings, some[0].loop) for some in self.runs.values())
 
 
 def plan(experiment: Experiment) -> Plan:
@@ -59,7 +72,9 @@ def plan(experiment: Experiment) -> Plan:
             if not known.closed(chosen):
                 _check_open(experiment, condition.name, condition.set | arm.set)
             runs[condition.name, arm.name] = _runs(chosen, known, experiment)
-    return Plan(experiment, _experiment_hash(experiment, runs), runs, surveys)
+    found = Plan(experiment, _experiment_hash(experiment, runs), runs, surveys, looks(1, None))
+    until = experiment.until_decided if found.seeded else None
+    return replace(found, looks=looks(experiment.seeds if found.seeded else 1, until))
 
 
 class _Known:
@@ -100,7 +115,8 @@ def _runs(chosen: Settings, known: _Known, experiment: Experiment) -> tuple[Repl
     cost, trace = known.cost(chosen), known.identity(chosen)
     if experiment.bound:
         check_bound(config, found.info.block_size or PAGE_SIZE, chosen.load.warm_up)
-    seeds = experiment.seeds if _depends_on_seed(chosen, loop) else 1
+    most = experiment.until_decided or experiment.seeds
+    seeds = most if depends_on_seed(chosen, loop) else 1
     what = {**_identity(chosen, config, cost, loop, trace), "bound": experiment.bound}
     tasks = tuple(
         ReplayTask(_hash({**what, "seed": seed}), chosen, config, cost, loop, seed, experiment.bound)
@@ -120,7 +136,7 @@ def _check_open(experiment: Experiment, condition: str, varied: dict[str, Any]) 
         )
 
 
-def _depends_on_seed(chosen: Settings, loop: Loop) -> bool:
+def depends_on_seed(chosen: Settings, loop: Loop) -> bool:
     """Generators, Poisson starts, and the order in which a limited number of sessions gets its turn."""
     load = chosen.load
     drawn = chosen.trace.generate is not None or load.session_rate is not None
@@ -160,7 +176,7 @@ def _identity(
 
 
 def _experiment_hash(experiment: Experiment, runs: dict[Place, tuple[ReplayTask, ...]]) -> str:
-    judged = experiment.model_dump(include={"name", "question", "baseline", "slo", "hypotheses", "bound"})
+    judged = experiment.model_dump(include=_JUDGED)
     keys = {json.dumps(place): [task.key for task in some] for place, some in runs.items()}
     return _hash({"version": __version__, "runs": keys, **judged})
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import polars as pl
 
+from hotprefix.lab.experiment.looks import Look
 from hotprefix.lab.metrics import Slo
 from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Verdict
@@ -100,7 +101,8 @@ class Problem:
 class ExperimentResult:
     """metrics: METRIC_ROWS, long. comparisons: (condition, arm) -> metric -> arm against the baseline.
     buckets: rows of lab.buckets with condition and arm before them. windows: WINDOW_COLUMNS with condition
-    and arm before them, of the first seed only. fixed: what was equal in all arms."""
+    and arm before them, of the first seed only. fixed: what was equal in all arms. seeds: those that the
+    figures are of. looks: when the claims were looked at; a verdict's own seeds may be fewer than all."""
 
     name: str
     question: str
@@ -120,5 +122,6 @@ class ExperimentResult:
     windows: pl.DataFrame
     trace: Provenance
     cost: CostLabel
+    looks: tuple[Look, ...] = ()
     bounds: tuple[Share, ...] = ()
     problems: tuple[Problem, ...] = ()

@@ -1,26 +1,28 @@
 """An experiment from file to result. Owns: `run`, and the progress that is shown meanwhile.
 
-Rules: what is already finished in the output folder is not done again; progress goes to stderr. The folder
-holds one experiment; another one is refused before anything runs.
+Rules: what is already finished in the output folder is not done again; progress goes to stderr. Between two
+looks of an experiment that goes on until its claims are decided its claims are judged. The folder holds one
+experiment; another one is refused before anything runs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hotprefix.errors import InputError
-from hotprefix.lab.experiment.collect import collect, write_requests
-from hotprefix.lab.experiment.plan import Plan, plan
+from hotprefix.lab.experiment.collect import collect, undecided, write_requests
+from hotprefix.lab.experiment.plan import plan
 from hotprefix.lab.experiment.ray_sweep import ray_sweep
 from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.lab.experiment.spec import Experiment
 from hotprefix.lab.experiment.store import Failure, RunStore
 from hotprefix.lab.experiment.sweep import Task, sweep
+from hotprefix.lab.experiment.task import ReplayTask
 
 
 def run(
@@ -45,23 +47,28 @@ def run(
     with store.alone():
         store.claim(planned.identity, experiment.name, force=force)
         store.tidy()
-        _sweep(planned, store, console, jobs or os.cpu_count() or 1, ray, meanwhile)
-        write_requests(planned, store, out / "requests.parquet")
-        return collect(planned, store, command=command)
+        for look in planned.looks:
+            tasks = planned.until(look.seeds)
+            _sweep(tasks, experiment.name, store, console, jobs or os.cpu_count() or 1, ray, meanwhile)
+            if look is not planned.looks[-1] and not undecided(planned, store, look):
+                break
+            meanwhile = None
+        found = collect(planned, store, command=command)
+        write_requests(planned, store, out / "requests.parquet", seeds=max(found.seeds))
+        return found
 
 
 def _sweep(
-    planned: Plan, store: RunStore, console: Console, jobs: int, ray: str | None,
+    tasks: Sequence[ReplayTask], name: str, store: RunStore, console: Console, jobs: int, ray: str | None,
     meanwhile: Callable[[], None] | None,
 ) -> None:  # fmt: skip
-    tasks = planned.tasks
     left = [task for task in tasks if not store.finished(task.key)]
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[requests]}"), console=console, transient=True,
     )  # fmt: skip
     with bar:
-        watch = _Bar(bar, planned.experiment.name, total=len(tasks), done=len(tasks) - len(left))
+        watch = _Bar(bar, name, total=len(tasks), done=len(tasks) - len(left))
         if ray is None:
             sweep(left, store.out, jobs=jobs, watch=watch, meanwhile=meanwhile)
         elif left:

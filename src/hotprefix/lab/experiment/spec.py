@@ -8,9 +8,9 @@ tokens, seconds, requests.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hotprefix.lab.experiment.settings import Count, Frozen, Positive, Settings
 from hotprefix.lab.hypothesis import NO_THRASH, THRASH, Hypothesis, Kind, Need, Tolerance
@@ -103,8 +103,9 @@ class HypothesisSpec(Frozen):
 
 class Experiment(Frozen):
     """One file. Either arms, or factors (dotted key: levels) whose every combination is an arm, named by its
-    levels. seeds: 1 to so many; every arm sees the same workload for a seed. baseline: the arm the others are
-    compared with. bound: also compute the clairvoyant bound of each condition's capacity."""
+    levels. seeds: 1 to so many; every arm sees the same workload for a seed. until_decided: go on, up to so
+    many seeds, while a claim is undecided (lab.experiment.looks). baseline: the arm the others are compared
+    with. bound: also compute the clairvoyant bound of each condition's capacity."""
 
     name: Name
     question: Annotated[str, Field(min_length=1)]
@@ -116,6 +117,16 @@ class Experiment(Frozen):
     conditions: Annotated[tuple[Variant, ...], Field(min_length=1)] = (Variant(name="all"),)
     baseline: str
     seeds: Count = 3
+    until_decided: Count | None = None
     slo: SloSpec = SloSpec()
     hypotheses: tuple[HypothesisSpec, ...] = ()
     bound: bool = False
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        if self.until_decided is not None and self.until_decided < self.seeds:
+            raise ValueError(
+                f"until_decided={self.until_decided}: less than seeds={self.seeds}, with which it begins; "
+                "give at least as many"
+            )
+        return self

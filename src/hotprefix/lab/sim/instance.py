@@ -120,12 +120,14 @@ class Instance:
         kernel = self.kernel
         if not kernel.has_work:
             return
+        touched = kernel.counters.refresh_touches
         plan = kernel.plan(now)
+        touched = kernel.counters.refresh_touches - touched
         self._host.begin(plan, now)
         if plan.empty:
             self._idle(plan, now)
             return
-        self.run = self._timed(plan, now)
+        self.run = self._timed(plan, now, touched)
         self._schedule(self.run.end, self)
 
     def _deliver(self, now: float) -> None:
@@ -156,11 +158,13 @@ class Instance:
             self._poll = now + POLL_S
             self._schedule(self._poll, self)
 
-    def _timed(self, plan: StepPlan, now: float) -> Run:
-        """How long each repeat takes."""
+    def _timed(self, plan: StepPlan, now: float, touched: int) -> Run:
+        """How long each repeat takes. touched: prefixes that refresh touched while this was planned; every
+        repeat does so again, unless refresh looks at the queue less often than once a step."""
         prices, status = self._prices, self.kernel.load
         prefill, context, decodes, reach = features(plan.chunks)
-        scheduler = prices.scheduler_s(*status)
+        again = self.kernel.config.refresh_every == 1
+        scheduler = prices.scheduler_s(*status, touched if again else touched / plan.repeat)
         # What repeats have in common; each then attends to one position more in every sequence.
         same = prices.step_s(prefill, context, decodes, 0) if plan.chunks else 0.0
         per_position = prices.decode_context_s

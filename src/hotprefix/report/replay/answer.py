@@ -1,7 +1,7 @@
 """The answer first. Owns: the verdict cards, each claim next to its numbers, intervals and rule.
 
-Rules: the reason is the verdict's own; every check is shown, also those that hold; an interval is at the
-hypothesis' own level. A chart shows relative changes only.
+Rules: the reason is the verdict's own; every check is shown, also those that hold, with what it rests on; an
+interval is at the verdict's own level. A chart shows relative changes only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hotprefix.lab.hypothesis import Kind
 from hotprefix.lab.metric_names import METRICS
 from hotprefix.lab.verdict import Finding, Outcome, State, Verdict
 from hotprefix.report.replay.charts import intervals
-from hotprefix.report.replay.words import OUTCOMES, finding_change, title, value, wanted
+from hotprefix.report.replay.words import OUTCOMES, finding_change, judged, title, value, wanted
 
 KINDS = {
     Kind.MECHANISM: "mechanism: does it do what it is for?",
@@ -30,7 +30,7 @@ TONES = {
     Outcome.INCONCLUSIVE: "open",
     Outcome.AS_EXPECTED: "calm",
 }
-_STATES = {State.HOLDS: "good", State.FAILS: "bad", State.OPEN: ""}
+_STATES = {State.HOLDS: "good", State.FAILS: "bad", State.OPEN: "", State.NOT_MEASURED: ""}
 
 
 def headline(result: ExperimentResult) -> str:
@@ -59,6 +59,7 @@ def _card(verdict: Verdict) -> dict[str, Any]:
         "kind": KINDS[one.kind],
         "where": f"{one.arm} against {one.baseline} in {one.condition}",
         "level": f"{verdict.level * 100:.4g} %",
+        "judged": judged(verdict),
         "rows": [_row(found) for found in verdict.findings],
         "svg": _chart(verdict),
     }
@@ -81,9 +82,17 @@ def _row(found: Finding) -> dict[str, str]:
         "base": value(metric, found.base),
         "arm": value(metric, found.arm),
         "change": finding_change(found),
+        "rests": _rests(found),
         "state": str(found.state),
         "tone": _STATES[found.state],
     }
+
+
+def _rests(found: Finding) -> str:
+    """What the check rests on; nothing where it was not measured."""
+    if found.state is State.NOT_MEASURED:
+        return ""
+    return f"{found.rests_on}, {found.sections} sections" if found.sections else found.rests_on
 
 
 def _chart(verdict: Verdict) -> Markup | None:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from hotprefix.lab.experiment.result import Condition, ExperimentResult
 from hotprefix.lab.metric_names import LINKS
 from hotprefix.report.replay import charts
-from hotprefix.report.replay.lookup import Lookup
+from hotprefix.report.replay.lookup import Figure, Lookup
 from hotprefix.report.replay.words import change, title, value
 
 CHAIN = (
@@ -88,16 +88,28 @@ def _table(
         for arm in arms
         for metric in metrics
     }
-    shown = [m for m in metrics if any(f.value or f.beyond for (_, _, at), f in cells.items() if at == m)]
+    shown = [m for m in metrics if any(_tells(f) for (_, _, at), f in cells.items() if at == m)]
     rows: list[dict[str, Any]] = []
     for group, label in groups:
         if label:
             rows.append({"kind": "group", "cells": [Cell(label), *(Cell("") for _ in shown)]})
         for arm in arms:
             found = [cells[group, arm, metric] for metric in shown]
-            written = [Cell(value(f.metric, f.value, beyond=f.beyond), change(f), f.tone) for f in found]
+            written = [
+                Cell(
+                    value(f.metric, f.value, beyond=f.beyond, not_measured=f.not_measured), change(f), f.tone
+                )
+                for f in found
+            ]
             rows.append({"kind": "", "cells": [Cell(arm), *written]})
     return {"title": name, "heads": ["arm", *map(title, shown)], "rows": rows if shown else []}
+
+
+def _tells(figure: Figure) -> bool:
+    """Whether a column is worth its place: a share of time that no run measured says so, unlike the share of
+    a tier that is not there."""
+    blind = figure.not_measured and figure.value is None
+    return bool(figure.value) or figure.beyond or (blind and figure.metric == "scheduler_share")
 
 
 def colors_of(result: ExperimentResult) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """One figure of a result. Owns: `Lookup`, from (condition, arm, metric) to its mean and its change.
 
 Rules: a figure is the mean over seeds; None where a seed has none, and then whether it lies beyond the
-replay's end. A change is against the baseline, with its interval; it is *clear* where that excludes 0.
+replay's end; what no seed has was not measured. A change is against the baseline, with its interval; it is
+*clear* where that excludes 0.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 
 from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.lab.figures import Figures
+from hotprefix.lab.interval import Interval
 from hotprefix.lab.metric_names import METRICS
 from hotprefix.lab.metrics import beyond_horizon
-from hotprefix.lab.stats import Comparison, Interval
+from hotprefix.lab.stats import Comparison
 
 CONFIDENCE = 0.95
 
@@ -21,7 +23,8 @@ CONFIDENCE = 0.95
 @dataclass(frozen=True, slots=True)
 class Figure:
     """value: mean over seeds. beyond: it lies beyond the replay's end. relative, interval: change against the
-    baseline as shares of it; reason: why there is no interval. tone: good | bad where the change is clear."""
+    baseline as shares of it; reason: why there is no interval; sections: from how many it is. not_measured:
+    what is shown of it is none, or no change. tone: good | bad where the change is clear."""
 
     metric: str
     value: float | None
@@ -30,6 +33,8 @@ class Figure:
     interval: Interval | None = None
     reason: str = ""
     tone: str = ""
+    sections: int = 0
+    not_measured: bool = False
 
 
 class Lookup:
@@ -51,16 +56,21 @@ class Lookup:
         mean = sum(known) / len(known) if known and len(known) == len(values) else None
         beyond = any(beyond_horizon(metric, figures) for figures in seeds)
         found = self._result.comparisons.get((condition, arm), {}).get(metric)
+        blind = bool(values) and not known and not beyond
         if found is None:
-            return Figure(metric, mean, beyond)
+            return Figure(metric, mean, beyond, not_measured=blind)
+        blind = blind or bool(found.not_measured)
+        relative = None if blind else found.value("relative")
         interval = found.interval(CONFIDENCE, "relative")
-        return Figure(metric, mean, beyond, found.value("relative"), interval, found.reason, _tone(found))
+        return Figure(
+            metric, mean, beyond, relative, interval, found.reason, _tone(found), len(found.sections), blind
+        )
 
 
 def _tone(found: Comparison) -> str:
     """Whether a clear change is for the better; empty where it is not clear, neither way is better, or it
     speaks for the side that finished fewer requests."""
-    interval, better = found.bounds(CONFIDENCE, "difference"), METRICS[found.metric].better
+    interval, better = found.interval(CONFIDENCE), METRICS[found.metric].better
     if interval is None or better == "neither" or interval[0] <= 0 <= interval[1]:
         return ""
     good = (interval[0] > 0) is (better == "higher")

@@ -13,7 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hotprefix.lab.experiment.result import CostLabel, ExperimentResult, Provenance
 from hotprefix.lab.figures import PERCENTILE_METHOD
-from hotprefix.lab.stats import METHOD, SECTIONS
+from hotprefix.lab.interval import METHOD
+from hotprefix.lab.stats import SECTIONS
 from hotprefix.report.replay.answer import cards, headline
 from hotprefix.report.replay.conditions import condition_section
 from hotprefix.report.replay.lookup import Lookup
@@ -47,7 +48,12 @@ def render(result: ExperimentResult) -> str:
         trust=[*_trace(result.trace), *_cost(result.cost)],
         cost_notes=result.cost.notes,
         trace_notes=result.trace.notes,
-        method={"interval": METHOD, "sections": SECTIONS, "percentile": PERCENTILE_METHOD},
+        method={
+            "interval": METHOD,
+            "sections": SECTIONS,
+            "percentile": PERCENTILE_METHOD,
+            "looks": _looks(result),
+        },
         repeat=_repeat(result),
     )
 
@@ -64,6 +70,17 @@ def _scope(result: ExperimentResult) -> str:
 
 def _count(number: int, word: str) -> str:
     return f"one {word}" if number == 1 else f"{number} {word}s"
+
+
+def _looks(result: ExperimentResult) -> str:
+    """When claims were looked at, in words; empty for once."""
+    if len(result.looks) < 2 and all(look.spend == 1 for look in result.looks):
+        return ""
+    spent = ", ".join(f"{look.seeds} ({look.spend * 100:.3g} %)" for look in result.looks)
+    return (
+        "Claims were looked at after so many seeds, and each look could use so much of the error rate: "
+        f"{spent}. A claim that was decided at one look was not judged again."
+    )
 
 
 def _objectives(result: ExperimentResult) -> list[tuple[str, str]]:

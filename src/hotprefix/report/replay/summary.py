@@ -1,23 +1,26 @@
 """`summary.json` and the flat tables of a replay. Owns: their schema.
 
-Rules: JSON has null where a thing was not measured, never NaN or infinity; every figure is in the unit that
-its name says (lab.metric_names). CSV and Parquet hold the same numbers as the report, unrounded.
+Rules: JSON has null where a thing was not measured, and for the end of an interval that has none, never NaN
+or infinity; every figure is in the unit that its name says (lab.metric_names). CSV and Parquet hold the same
+numbers as the report, unrounded.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import polars as pl
 
 from hotprefix.lab.experiment.result import ExperimentResult
+from hotprefix.lab.interval import METHOD, Interval
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.lab.stats import METHOD, Comparison
+from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Verdict
 from hotprefix.report.replay.lookup import CONFIDENCE, Lookup
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def summary(result: ExperimentResult) -> dict[str, Any]:
@@ -31,6 +34,7 @@ def summary(result: ExperimentResult) -> dict[str, Any]:
         "seeds": list(result.seeds),
         "slo": dataclasses.asdict(result.slo),
         "interval_method": METHOD,
+        "looks": [dataclasses.asdict(look) for look in result.looks],
         "hypotheses": [_hypothesis(verdict) for verdict in result.verdicts],
         "conditions": {
             condition.name: {
@@ -59,6 +63,7 @@ def _arm(result: ExperimentResult, lookup: Lookup, condition: str, arm: str) -> 
     return {
         "metrics": {name: figure.value for name, figure in figures.items()},
         "beyond_end": [name for name, figure in figures.items() if figure.beyond],
+        "not_measured": [name for name, figure in figures.items() if figure.not_measured],
         "changes": {name: _change(one) for name, one in pair.items() if one.value("difference") is not None},
     }
 
@@ -67,11 +72,17 @@ def _change(found: Comparison) -> dict[str, Any]:
     interval, relative = (found.interval(CONFIDENCE, scale) for scale in ("difference", "relative"))
     return {
         "difference": found.value("difference"),
-        "interval": interval and list(interval),
+        "interval": _ends(interval),
         "relative": found.value("relative"),
-        "relative_interval": relative and list(relative),
+        "relative_interval": _ends(relative),
+        "sections": len(found.sections),
         "reason": found.reason,
     }
+
+
+def _ends(interval: Interval | None) -> list[float | None] | None:
+    """null for an end at infinity."""
+    return None if interval is None else [None if math.isinf(end) else end for end in interval]
 
 
 def _hypothesis(verdict: Verdict) -> dict[str, Any]:
@@ -83,6 +94,8 @@ def _hypothesis(verdict: Verdict) -> dict[str, Any]:
         "verdict": str(verdict.outcome),
         "reason": verdict.reason,
         "interval_confidence": verdict.level,
+        "seeds": verdict.seeds,
+        "seeds_that_would_decide": verdict.would_decide,
         "findings": [
             {
                 "want": found.want,
@@ -93,7 +106,9 @@ def _hypothesis(verdict: Verdict) -> dict[str, Any]:
                 "baseline": found.base,
                 "arm": found.arm,
                 "change": found.value,
-                "interval": found.interval and list(found.interval),
+                "interval": _ends(found.interval),
+                "sections": found.sections,
+                "rests_on": found.rests_on,
             }
             for found in verdict.findings
         ],

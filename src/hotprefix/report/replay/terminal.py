@@ -12,7 +12,7 @@ from rich.table import Table
 from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.lab.verdict import Outcome
 from hotprefix.report.replay.lookup import Lookup
-from hotprefix.report.replay.words import OUTCOMES, change, title, value
+from hotprefix.report.replay.words import OUTCOMES, change, judged, title, value
 
 _METRICS = (
     "net_l1_hit_loss_share", "reuse_share", "ttft_mean_s", "ttft_p95_s", "cold.ttft_p95_s", "slo_share",
@@ -36,7 +36,7 @@ def show(result: ExperimentResult, console: Console) -> None:
             if lookup.ran(condition.name, arm.name):
                 figures = [lookup.figure(condition.name, arm.name, metric) for metric in _METRICS]
                 cells = [
-                    value(f.metric, f.value, beyond=f.beyond)
+                    value(f.metric, f.value, beyond=f.beyond, not_measured=f.not_measured)
                     + (f"\n[{_TONES[f.tone]}]{escape(change(f))}[/]" if change(f) else "")
                     for f in figures
                 ]
@@ -46,7 +46,7 @@ def show(result: ExperimentResult, console: Console) -> None:
         one = verdict.hypothesis
         console.print(
             f"[{_STYLES[verdict.outcome]}]{OUTCOMES[verdict.outcome]}[/]  [bold]{escape(one.id)}[/]  "
-            f"{escape(one.claim)}\n    {escape(verdict.reason)}"
+            f"{escape(one.claim)}\n    {escape(' '.join([f'{verdict.reason}.', judged(verdict)]))}"
         )
     for problem in result.problems:
         console.print(

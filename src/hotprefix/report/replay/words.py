@@ -1,18 +1,22 @@
 """How a replay's figures are written. Owns: the wording of values by unit, of changes and of intervals.
 
-Rules: what is missing is a dash; what lies beyond the replay's end says so. A minus is a minus sign. Units
-are short enough for a phone.
+Rules: what is missing is a dash; what was not measured says so; what lies beyond the replay's end says so. A
+minus is a minus sign. Units are short enough for a phone.
 """
 
 from __future__ import annotations
 
+import math
+
+from hotprefix.lab.interval import Interval
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.lab.stats import Interval
-from hotprefix.lab.verdict import Finding, Outcome
+from hotprefix.lab.verdict import Finding, Outcome, State, Verdict
 from hotprefix.report.replay.lookup import Figure
 from hotprefix.report.text import DASH, seconds
 
 BEYOND = "> end"
+NOT_MEASURED = "not measured"
+NO_LIMIT = "no limit"
 _LARGE = ((1e12, 1e12, " T"), (1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k"))  # from, unit, name
 
 _CAPITALS = {name: name.upper() for name in ("ttft", "tpot", "slo", "l1", "l2", "l3")} | {
@@ -53,10 +57,12 @@ def title(metric: str) -> str:
     return f"{group} {name}" if group else name
 
 
-def value(metric: str, amount: float | None, *, beyond: bool = False) -> str:
-    """In the metric's unit."""
+def value(metric: str, amount: float | None, *, beyond: bool = False, not_measured: bool = False) -> str:
+    """In the metric's unit. beyond, not_measured: why there is none."""
     if amount is None:
-        return BEYOND if beyond else DASH
+        return BEYOND if beyond else NOT_MEASURED if not_measured else DASH
+    if math.isinf(amount):
+        return NO_LIMIT
     unit = METRICS[metric].unit
     text = amount_of(unit, abs(amount))
     return f"−{text}" if amount < 0 else text
@@ -86,6 +92,8 @@ def large(amount: float, decimals: int = 0) -> str:
 
 def signed(share: float) -> str:
     """+12.3 %, with fewer decimals as it grows."""
+    if math.isinf(share):
+        return NO_LIMIT
     percent = share * 100
     text = f"{percent:+,.1f}" if abs(percent) < 10 else f"{percent:+,.0f}"
     return text.replace("-", "−")
@@ -93,7 +101,9 @@ def signed(share: float) -> str:
 
 def change(figure: Figure) -> str:
     """Change with its interval: −12 % [−20, −4]."""
-    if figure.relative is None or (figure.relative == 0 and figure.interval is None):
+    if figure.not_measured and figure.value is not None:
+        return f"change {NOT_MEASURED}"
+    if figure.relative is None or (figure.relative == 0 and figure.interval in (None, (0.0, 0.0))):
         return ""
     text = f"{signed(figure.relative)} %"
     if figure.interval is None:
@@ -104,6 +114,8 @@ def change(figure: Figure) -> str:
 def finding_change(found: Finding) -> str:
     """A check's change on its own scale."""
     relative = found.tolerance.scale == "relative"
+    if found.state is State.NOT_MEASURED:
+        return NOT_MEASURED
     if found.value is None:
         return DASH
     if relative:
@@ -114,6 +126,20 @@ def finding_change(found: Finding) -> str:
 
 def _in_unit(metric: str, interval: Interval | None) -> str:
     return "" if interval is None else f" [{value(metric, interval[0])}, {value(metric, interval[1])}]"
+
+
+def judged(verdict: Verdict) -> str:
+    """By how many seeds, at which level, and how many would decide."""
+    if not verdict.findings:
+        return ""
+    seeds = "one seed" if verdict.seeds == 1 else f"{verdict.seeds} seeds"
+    text = f"Judged by {seeds} at {verdict.level * 100:.4g} % for each check."
+    if verdict.would_decide is not None:
+        return (
+            f"{text} About {verdict.would_decide} seeds would decide, if differences and spread stay as they "
+            f"are: --until-decided {2 * verdict.would_decide}."
+        )
+    return text
 
 
 def wanted(found: Finding) -> str:
