@@ -121,12 +121,13 @@ class EngineLoop:
         try:
             live = Live(message, self._make_text(params), now)
             request = self._request(message, max_tokens)
+            arrived = now if message.arrived is None else min(message.arrived, now)
+            self._watch.tell("submitted", request, arrived, now)
             self.kernel.submit(request, now)
         except Exception:
             self._executor.finish(message.id)
             raise
         self._live[message.id] = live
-        self._watch.tell("submitted", request, now)
 
     def _request(self, message: Generate, max_tokens: int) -> Request:
         wants_prompt_logits = message.params.prompt_logprobs is not None
@@ -289,7 +290,7 @@ class EngineLoop:
             evictable_pages=l1.evictable,
             protected_pages=l1.protected,
             page_size=self.info.page_size,
-            queried_tokens=count.prompt_tokens,
+            queried_tokens=count.queried_tokens,
             cached_device=count.cached_tokens - count.cached_host_tokens - count.cached_storage_tokens,
             cached_host=count.cached_host_tokens,
             cached_storage=count.cached_storage_tokens,
@@ -298,6 +299,7 @@ class EngineLoop:
             steps=count.steps,
             retractions=count.retractions,
             evicted_pages=count.evicted_pages,
+            prompt_tokens=count.prompt_tokens,
             insight=self._insight(),
         )
 

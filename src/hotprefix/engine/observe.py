@@ -35,8 +35,8 @@ class Observer(Protocol):
         """The kernel's sink."""
         ...
 
-    def submitted(self, request: Request, now: float) -> None:
-        """The kernel took a request."""
+    def submitted(self, request: Request, arrived: float, now: float) -> None:
+        """A request comes to the kernel, which takes or refuses it next. arrived: at the server."""
         ...
 
     def planned(self, plan: StepPlan, now: float) -> None:

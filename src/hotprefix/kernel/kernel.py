@@ -82,7 +82,7 @@ class Kernel:
             self._refuse(request)
         except (RequestRejected, QueueFull) as error:
             self._s.counters.rejected += 1
-            self._emit(ev.Rejected(now, request.id, str(error)))
+            self._emit(ev.Rejected(now, request.id, type(error).__name__, str(error)))
             raise
         self._serial += 1
         self._s.counters.submitted += 1

@@ -186,7 +186,8 @@ def _own(stats: EngineStats) -> Iterator[Metric]:
         reused.add_metric([source], getattr(stats, f"cached_{source}"))
     yield reused
     for name, text, value in (
-        ("queried_tokens", "Prompt tokens of generations that started.", stats.queried_tokens),
+        ("queried_tokens", "Prompt tokens looked up, once per request.", stats.queried_tokens),
+        ("started_tokens", "Prompt tokens of generations that started.", stats.prompt_tokens),
         ("computed_tokens", "Prompt tokens computed, re-computation included.", stats.computed_tokens),
         ("generated_tokens", "Output tokens.", stats.generated_tokens),
         ("steps", "Forward passes.", stats.steps),
@@ -219,7 +220,7 @@ def _aliases(stats: EngineStats, model: str) -> Iterator[Metric]:
     yield counter("prefix_cache_queries", stats.queried_tokens, "Prompt tokens looked up, once per request.")
     yield counter("prefix_cache_hits", hits, "Prompt tokens found and used.")
     yield counter("prompt_tokens_cached", hits, "Prompt tokens found and used.")
-    yield counter("prompt_tokens", stats.queried_tokens, "Prompt tokens of started requests.")
+    yield counter("prompt_tokens", stats.prompt_tokens, "Prompt tokens of started requests.")
     yield counter("generation_tokens", stats.generated_tokens, "Output tokens.")
     yield counter("num_preemptions", stats.retractions, "Preemptions.")
     by_source = CounterMetricFamily(

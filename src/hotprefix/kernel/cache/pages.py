@@ -3,7 +3,8 @@
 Rules: a page is in exactly one of three states and moves only FREE -> OWNED -> INDEXED -> FREE or
 OWNED -> FREE; any other move is a ProtocolError, so a double free or a page in two places cannot
 pass unnoticed. How indexed pages divide into evictable and protected is the tree's knowledge. Layer
-groups (frames.py) hear of every page that is given out or becomes free.
+groups (frames.py) hear of every page that is given out or becomes free. A page that is indexed gets the number
+of that publication: page and number together name one content, for as long as the tree holds it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class PageState(IntEnum):
 
 
 class PagePool:
-    """`total` pages with ids 0 .. total-1, and what each layer group keeps of them."""
+    """`total` pages with ids 0 .. total-1, and what each layer group keeps of them. publications: grows with
+    each `index`; published: by page, the last one that it was in."""
 
     def __init__(self, total: int, groups: Sequence[Frames] = ()) -> None:
         self.total = total
@@ -36,6 +38,8 @@ class PagePool:
         self._state = [_FREE] * total
         self._free = list(range(total - 1, -1, -1))
         self._indexed = 0
+        self.publications = 0
+        self.published = [0] * total
 
     @property
     def free(self) -> int:
@@ -75,6 +79,10 @@ class PagePool:
         """Owned pages become part of the tree."""
         self._move(pages, _OWNED, _INDEXED)
         self._indexed += len(pages)
+        self.publications += 1
+        number, published = self.publications, self.published
+        for page in pages:
+            published[page] = number
 
     def unindex(self, pages: list[int]) -> None:
         """Pages the tree gave up become free."""

@@ -179,7 +179,6 @@ class Instance:
         for progress in self.kernel.commit(run.plan, outcome, now, every=False):
             if progress.finish is not None:
                 done = live.pop(progress.request)
-                self._recorder.reused(progress)
                 self._ended(done.item, self._recorder.rows.pop(progress.request), now)
         self.windows.step(
             self._recorder, self.kernel.counters, now, now - run.begun - run.restore - run.scheduler * count,
@@ -197,8 +196,5 @@ class Instance:
             run.count = count
             self._commit(run, run.end)
         for name in self._live:
-            progress = self.kernel.progress(name)
-            if progress.computed:
-                self._recorder.reused(progress)
-                self._recorder.computed(name, progress.outputs, progress.computed, progress.recomputed)
+            self._recorder.rows[name]["output_tokens"] = self.kernel.progress(name).outputs
         return list(self._recorder.rows.values())
