@@ -2,8 +2,8 @@
 
 Rules: it sees the log's records as dictionaries and nothing else, and uses no code of the project. It keeps
 its own account of which page of L1 holds which prefix, of which token of which request was had how, and fails
-where a record contradicts that account; it never reads the sums that records carry, but from what they tell of
-pages and positions makes its own. Requests without limits on reuse or sharing.
+where a record contradicts that account; it never reads the sums that records carry, but from what they tell
+of pages and positions makes its own. Requests without limits on reuse or sharing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class NaiveLog:
         self._landed: dict[int, int] = {}
         self._restored: dict[str, tuple[int, int]] = {}
         self._step_begun = 0
-        self._answers = {r["request"]: r.get("answer") or [] for r in self.records if r["k"] in ("finish", "abort")}
+        self._answers = {
+            r["request"]: r.get("answer") or [] for r in self.records if r["k"] in ("finish", "abort")
+        }
         for number, record in enumerate(self.records):
             handler = getattr(self, "_" + record["k"], None)
             if handler is not None:
@@ -177,7 +179,9 @@ class NaiveLog:
             assert source == ("storage" if waited else "host"), (source, fetch, one.asked, came)
         if position < one.reached:
             return
-        self._count(one, {"device": "cached_device", "host": "cached_host", "storage": "cached_storage"}[source])
+        self._count(
+            one, {"device": "cached_device", "host": "cached_host", "storage": "cached_storage"}[source]
+        )
         if position < one.matched:
             lost = {"device": "regained", "host": "restored_host", "storage": "restored_storage"}[source]
             self._count(one, "retained" if same else lost)
@@ -192,7 +196,9 @@ class NaiveLog:
             self._count(one, "recomputed")
 
     def _count(self, one: Asked, name: str) -> None:
-        if name.startswith("cached") and not any(one.figures[f"cached_{t}"] for t in ("device", "host", "storage")):
+        if name.startswith("cached") and not any(
+            one.figures[f"cached_{t}"] for t in ("device", "host", "storage")
+        ):
             self.figures["hits"] += 1
         one.figures[name] += 1
 
@@ -230,14 +236,20 @@ class NaiveLog:
             sums.update(one.figures)
         found = Counter({k: v for k, v in self.figures.items() if k != "decoded"})
         found["cached_tokens"] = sums["cached_device"] + sums["cached_host"] + sums["cached_storage"]
-        found["cached_host_tokens"], found["cached_storage_tokens"] = sums["cached_host"], sums["cached_storage"]
+        found["cached_host_tokens"], found["cached_storage_tokens"] = (
+            sums["cached_host"],
+            sums["cached_storage"],
+        )
         found["computed_prompt_tokens"] = sums["prompt"]
         found["computed_output_tokens"] = sums["outputs"] + self.figures["decoded"]
         found["recomputed_tokens"] = sums["again_prompt"] + sums["again_outputs"]
         found["recomputed_prompt_tokens"] = sums["again_prompt"]
         found["retained_tokens"] = sums["retained"]
         found["lost_regained_tokens"], found["lost_recomputed_tokens"] = sums["regained"], sums["recomputed"]
-        found["lost_host_tokens"], found["lost_storage_tokens"] = sums["restored_host"], sums["restored_storage"]
+        found["lost_host_tokens"], found["lost_storage_tokens"] = (
+            sums["restored_host"],
+            sums["restored_storage"],
+        )
         found["lost_waiting_tokens"] = sum(
             sums[part] for part in ("regained", "recomputed", "restored_host", "restored_storage")
         )

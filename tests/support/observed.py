@@ -124,8 +124,8 @@ def program(seed: int, length: int = 60, tiers: bool = True) -> Program:
 
 
 def busy_program(seed: int, length: int = 70) -> Program:
-    """A random program in which requests wait long, lose what they matched on arrival, find it again by every way
-    there is, share fetches and copies, are put back, and leave holds behind."""
+    """A random program in which requests wait long, lose what they matched on arrival, find it again by every
+    way there is, share fetches and copies, are put back, and leave holds behind."""
     r = random.Random(seed)
     page = r.choice([1, 4])
     settings: dict[str, object] = {
@@ -160,7 +160,9 @@ def busy_program(seed: int, length: int = 70) -> Program:
         if what in ("submit", "between"):
             prompt = r.choice(bases)[: r.choice([17, 30, 40, 48])] + [r.randrange(VOCAB)] * r.randint(0, 2)
             more = {"priority": r.randint(0, 2), "session": r.choice([None, "s", "t"]), "hold_s": 6.0}
-            ops.append((what, (f"r{number}", prompt, r.choice([1, 3, 14]), r.choice([None] * 5 + ["a"]), more)))
+            ops.append(
+                (what, (f"r{number}", prompt, r.choice([1, 3, 14]), r.choice([None] * 5 + ["a"]), more))
+            )
         else:
             ops.append((what, r.randrange(1000) if what == "abort" else r.randint(1, 5)))
     return Program(settings, ops, same_step=r.random() < 0.7)

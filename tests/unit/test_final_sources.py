@@ -1,5 +1,5 @@
-"""Where a reused token finally came from, and what became of the pages that a request matched on arrival: small
-cases by hand, the kernel's counts beside what drivers, records and replays are told."""
+"""Where a reused token finally came from, and what became of the pages that a request matched on arrival:
+small cases by hand, the kernel's counts beside what drivers, records and replays are told."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def test_a_restore_whose_step_fails_is_no_reuse_of_anybody() -> None:
 
 
 def lost_and_computed_by_another() -> tuple[Driver, list[ev.Event]]:
-    """C arrives with A's 4 pages in L1 and waits behind B, whose growth evicts them; D, more important, computes
-    the same prefix again; then C starts and finds as many pages as on arrival."""
+    """C arrives with A's 4 pages in L1 and waits behind B, whose growth evicts them; D, more important,
+    computes the same prefix again; then C starts and finds as many pages as on arrival."""
     events: list[ev.Event] = []
     d = Driver(8, PAGE, sink=events.append, max_running=1, refresh=Refresh.OFF, order=Order.PRIORITY)
     prefix = list(range(16))
@@ -185,20 +185,22 @@ def test_a_chunk_by_hand() -> None:
         Taken(48, 56, Source.STORAGE),
     ]  # fmt: skip
     use = used(taken, 56, 72, reached=0, prompt=100, hit=60)
-    assert use == Use(40, 8, 8, prompt=16, retained=32, regained=8, restored_host=8, restored_storage=8, recomputed=4)
+    assert use == Use(
+        40, 8, 8, prompt=16, retained=32, regained=8, restored_host=8, restored_storage=8, recomputed=4
+    )
     assert (use.reused, use.lost, use.again) == (56, 28, 0)
 
 
 def test_after_a_retraction_nothing_below_what_was_reached_counts_as_reuse() -> None:
-    """A prompt of 10, 5 outputs said (14 positions computed), back in the queue: 8 positions are still cached,
-    the others are computed again, and the last output's for the first time."""
+    """A prompt of 10, 5 outputs said (14 positions computed), back in the queue: 8 positions are still
+    cached, the others are computed again, and the last output's for the first time."""
     use = used([Taken(0, 8, Source.HOST)], 8, 15, reached=14, prompt=10, hit=8)
     assert use == Use(prompt=2, outputs=5, again_prompt=2, again_outputs=4)
 
 
 def test_recomputed_outputs_are_no_prompt_tokens() -> None:
-    """Retracted while it decoded: the prompt was computed twice, and each output's position as often as that is
-    so; the parts of computation add up without one too many for each retraction."""
+    """Retracted while it decoded: the prompt was computed twice, and each output's position as often as that
+    is so; the parts of computation add up without one too many for each retraction."""
     d = Driver(9, PAGE, output_reserve=0.0, max_running=2)
     d.submit("a", list(range(8)), 20)
     d.submit("b", list(range(40, 48)), 20)

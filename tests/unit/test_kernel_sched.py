@@ -55,7 +55,7 @@ def test_bad_requests_are_refused_and_nothing_is_remembered() -> None:
     bad = [
         (Request("a", b"", 1), "empty"),
         (Request("b", b"\1\2\3", 1), "empty"),
-        (Request("c", tk.encode([1]), 0), "max_tokens=0"),
+        (Request("c", tk.encode([1]), -1), "max_tokens=-1"),
         (Request("d", tk.encode([1]), 1, cache_key=tk.encode([1, 2])), "differ in length"),
         (good, "in use"),
     ]

@@ -195,7 +195,9 @@ def test_a_step_that_failed_leaves_no_figures() -> None:
 
 
 def test_times_count_from_when_the_client_s_request_arrived() -> None:
-    info = sc.RequestInfo(t=1.5, request="a", arrived=1.0, prompt_tokens=64, max_tokens=1, priority=0, pages=[])
+    info = sc.RequestInfo(
+        t=1.5, request="a", arrived=1.0, prompt_tokens=64, max_tokens=1, priority=0, pages=[]
+    )
     records: list[sc.Record] = [
         header(), info, enqueue(1.5, 0), admit(2.0), prefill(3.0, 0), stepped(3.0),
         sc.FirstToken(t=3.0, request="a"), end(4.0),

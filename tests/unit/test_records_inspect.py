@@ -112,7 +112,8 @@ def test_names_from_a_log_are_escaped(tmp_path: Path) -> None:
     rows: list[sc.Record] = [
         sc.Header(t=0.0, run="r", part=0, wall=1.0, hotprefix="0", model=evil, fingerprint="f", key="k",
                   page_size=4),
-        sc.RequestInfo(t=1.0, request=evil, arrived=1.0, prompt_tokens=4, max_tokens=1, priority=0, pages=[evil]),
+        sc.RequestInfo(t=1.0, request=evil, arrived=1.0, prompt_tokens=4, max_tokens=1, priority=0,
+                       pages=[evil]),
         sc.Enqueue(t=1.0, request=evil, prompt_tokens=4, matched=0, parked=False),
         sc.FirstToken(t=2.0, request=evil),
         sc.End(t=3.0, request=evil, reason="stop", device=0, host=0, storage=0, computed=4, recomputed=0,
@@ -173,8 +174,8 @@ def big_log(path: Path, requests: int) -> None:
             write(sc.Admit(t=t, request=name, matched=0, matched_at_enqueue=0, restored_host=0,
                            restored_storage=0, cached=0, again=False))  # fmt: skip
             write(sc.FirstToken(t=t, request=name))
-            write(sc.End(t=t, request=name, reason="stop", device=0, host=0, storage=0, computed=4, recomputed=0,
-                         outputs=1, retractions=0))  # fmt: skip
+            write(sc.End(t=t, request=name, reason="stop", device=0, host=0, storage=0, computed=4,
+                         recomputed=0, outputs=1, retractions=0))  # fmt: skip
 
 
 @pytest.mark.slow

@@ -365,7 +365,9 @@ def test_a_log_of_another_schema_says_which_one(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     for version in (1, 99):
         path.write_text(json.dumps({**sc.values(HEADER), "schema": version}) + "\n")
-        with pytest.raises(BadLine, match=f"the log has version {version}; this hotprefix reads 2: read it with"):
+        with pytest.raises(
+            BadLine, match=f"the log has version {version}; this hotprefix reads 2: read it with"
+        ):
             read(path)
 
 

@@ -279,7 +279,7 @@ class EngineLoop:
         self._watch.tell("close")
 
     def stats(self) -> EngineStats:
-        status, count = self.kernel.status(), self.kernel.counters
+        status, count = self.kernel.status(self._clock()), self.kernel.counters
         l1 = status.l1
         return EngineStats(
             running=status.running,
@@ -304,7 +304,8 @@ class EngineLoop:
         )
 
     def _insight(self) -> Insight:
-        kernel, now, status = self.kernel, self._clock(), self.kernel.status()
+        kernel, now = self.kernel, self._clock()
+        status = kernel.status(now)
         host, prefetch = kernel.tier_counters
         links = self._host.links if self._host is not None else None
         return Insight(

@@ -181,10 +181,10 @@ class Insight:
 class EngineStats:
     """Gauges now and counters since the engine's start. Gauges: running, waiting (requests); L1 pages
     by state, conserved: free + owned + evictable + protected = total. Counters, tokens: prompt, queried and
-    cached_* count each request once, at its first use in prefill (effective reuse); prompt all of them, queried
-    those that looked the cache up; computed counts prompt positions computed, re-computation included;
-    generated counts outputs. Counters, events: steps, retractions, evicted_pages. insight: everything
-    else; None where an engine has none."""
+    cached_* count each request once, at its first use in prefill (effective reuse); prompt all of them,
+    queried those that looked the cache up; computed counts prompt positions computed, re-computation
+    included; generated counts outputs. Counters, events: steps, retractions, evicted_pages. insight:
+    everything else; None where an engine has none."""
 
     running: int
     waiting: int

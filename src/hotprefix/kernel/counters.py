@@ -27,8 +27,8 @@ class Counters:
 
     retained_tokens/lost_waiting_tokens: tokens that L1 held of a prompt when its request arrived, and whose
     very pages it still held, or held no longer, when the request used them or computed them instead.
-    lost_regained_tokens, lost_host_tokens, lost_storage_tokens, lost_recomputed_tokens: how the lost ones were
-    had again; they add up to them (sources.py).
+    lost_regained_tokens, lost_host_tokens, lost_storage_tokens, lost_recomputed_tokens: how the lost ones
+    were had again; they add up to them (sources.py).
     """
 
     lookups: int = 0

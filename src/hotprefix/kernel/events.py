@@ -33,8 +33,9 @@ class Enqueued(Event):
 @dataclass(frozen=True, slots=True)
 class Admitted(Event):
     """matched: tokens reusable from L1 at admission. restored_host/restored_storage: of those that it starts
-    behind, tokens whose final source is to be L2 or L3, copied for it or for another (sources.py). cached: all
-    that it starts behind, pages that are only planned included. again: a re-admission after a retraction."""
+    behind, tokens whose final source is to be L2 or L3, copied for it or for another (sources.py). cached:
+    all that it starts behind, pages that are only planned included. again: a re-admission after a
+    retraction."""
 
     request: RequestId
     matched: int
@@ -86,8 +87,8 @@ class RestoreStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class RestoreDone(Event):
-    """A step's copies from L2 have been made. pages: of all its requests. seconds: that they took; 0 where nobody
-    measured."""
+    """A step's copies from L2 have been made. pages: of all its requests. seconds: that they took; 0 where
+    nobody measured."""
 
     pages: int
     seconds: float

@@ -186,7 +186,7 @@ class State:
         """What only is planned now is not resident yet."""
         if self.emit.wants(ev.Admitted):
             waited = self.now - seq.arrival
-            copied = {source: 0 for source in Source}
+            copied = dict.fromkeys(Source, 0)
             for part in seq.taken:
                 copied[part.source] += part.stop - part.start
             self.emit(

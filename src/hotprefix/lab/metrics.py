@@ -199,7 +199,8 @@ def _times(name: str, measured: Floats, so_far: Floats, beyond: int) -> Figures:
 
 
 def _chain(admitted: Rows) -> Figures:
-    """The match on arrival and what became of it until it was used; of what was not used yet, nothing is said."""
+    """The match on arrival and what became of it until it was used; of what was not used yet, nothing is
+    said."""
     sums = _sums(admitted)
     hit, at_admission = sums["matched_at_enqueue"], sums["matched_at_admission"]
     parts = {part: sums[f"{part}_tokens"] for part in HIT_PARTS}

@@ -1,10 +1,10 @@
 """From records to requests. Owns: `Derivation`, which follows each request through a log, and `RequestRow`.
 
-Rules (terms: docs/records.md): streaming; only open requests and the recent prefixes are remembered. Times are
-differences of one run's clock, in the order of events, so none is negative; what was not measured is
-None. What a request reused, computed, kept and lost is counted by the kernel alone (`kernel.sources.used`), in a
-record for each chunk of prefill that ran: here they are only summed, so a request that has not ended has its
-figures as far as it came. Reuse falls into the window of the step that first used it.
+Rules (terms: docs/records.md): streaming; only open requests and the recent prefixes are remembered. Times
+are differences of one run's clock, in the order of events, so none is negative; what was not measured is
+None. What a request reused, computed, kept and lost is counted by the kernel alone (`kernel.sources.used`),
+in a record for each chunk of prefill that ran: here they are only summed, so a request that has not ended has
+its figures as far as it came. Reuse falls into the window of the step that first used it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ HOT_WINDOW_S = 300.0
 
 @dataclass(slots=True)
 class RequestRow:
-    """One request. Times in seconds from its arrival, which is by its run's clock; tokens. queue: to the first
-    admission; requeue: waits after retractions, summed. hit_loss: net L1 hit loss, may be negative.
+    """One request. Times in seconds from its arrival, which is by its run's clock; tokens. queue: to the
+    first admission; requeue: waits after retractions, summed. hit_loss: net L1 hit loss, may be negative.
     device/host/storage: final sources of reuse. computed: prompt positions, of which again_prompt it had had
     before a retraction; positions, recomputed_positions: the same of prompt and outputs. retained, regained,
     restored_host, restored_storage, recomputed: what became of the tokens matched at enqueue; they add up to
@@ -124,8 +124,8 @@ class Totals:
 
 @dataclass(slots=True)
 class Derivation:
-    """Feed it records; it gives rows of requests that have ended. on_step: told of each step; on_prefill: of each
-    chunk of prefill that ran."""
+    """Feed it records; it gives rows of requests that have ended. on_step: told of each step; on_prefill: of
+    each chunk of prefill that ran."""
 
     on_step: Callable[[sc.Step], None] = lambda step: None
     on_prefill: Callable[[sc.Prefill], None] = lambda chunk: None

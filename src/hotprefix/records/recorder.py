@@ -47,8 +47,8 @@ class RecordOptions:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that has not ended. last: the chain's state behind its prompt's complete pages, once the log's
-    thread has named them. finished: its last event, which waits for what was said."""
+    """A request that has not ended. last: the chain's state behind its prompt's complete pages, once the
+    log's thread has named them. finished: its last event, which waits for what was said."""
 
     request: Request
     last: bytes | None = None
@@ -186,4 +186,3 @@ class Recorder:
             self._kv.close()
         if self._spans is not None:
             self._spans.close()
-

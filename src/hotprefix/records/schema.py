@@ -137,9 +137,9 @@ class PrefillStart(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill(Record):
-    """A chunk of prefill ran. start, stop: positions computed. taken: what the request took from the cache since
-    its last chunk, as (start, stop, source, whether these are the very pages that it matched on arrival).
-    The other fields count each token once; see `kernel.sources.Use`."""
+    """A chunk of prefill ran. start, stop: positions computed. taken: what the request took from the cache
+    since its last chunk, as (start, stop, source, whether these are the very pages that it matched on
+    arrival). The other fields count each token once; see `kernel.sources.Use`."""
 
     k: Literal["prefill"] = "prefill"
     request: str
@@ -176,9 +176,9 @@ class FirstToken(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End(Record):
-    """finish or abort, with the request's totals; reason: stop, length, abort or error. device, host, storage:
-    final sources of what it reused; absent, like computed and recomputed, where no step of it ran. answer:
-    fingerprints of the complete pages after the prompt's, the one in which the prompt ends first."""
+    """finish or abort, with the request's totals; reason: stop, length, abort or error. device, host,
+    storage: final sources of what it reused; absent, like computed and recomputed, where no step of it ran.
+    answer: fingerprints of the complete pages after the prompt's, the one in which the prompt ends first."""
 
     k: Literal["finish", "abort"] = "finish"
     request: str
@@ -267,7 +267,8 @@ class Dropped(Record):
 
 KINDS: tuple[type[Record], ...] = (
     Header, Enqueue, RequestInfo, Admit, FetchStart, FetchJoin, FetchDone, RestoreStart, RestoreDone,
-    PrefillStart, Prefill, PrefillDone, FirstToken, End, Reject, Retract, Publish, Evict, Stall, Step, Dropped,
+    PrefillStart, Prefill, PrefillDone, FirstToken, End, Reject, Retract, Publish, Evict, Stall, Step,
+    Dropped,
 )  # fmt: skip
 
 

@@ -55,8 +55,8 @@ def endpoint(url: str) -> str:
 
 @dataclass(slots=True)
 class _Life:
-    """A request that has not ended. arrived: at the server. phase: the child that is open, since then. admitted:
-    tokens matched in L1 at the first admission. ran: whether a step of it has run."""
+    """A request that has not ended. arrived: at the server. phase: the child that is open, since then.
+    admitted: tokens matched in L1 at the first admission. ran: whether a step of it has run."""
 
     enqueued: ev.Enqueued
     arrived: float
@@ -190,8 +190,8 @@ class Spans:
 
 
 def _totals(progress: Progress, ran: bool) -> Attributes:
-    """What a request's last progress says; of one that never ran, nothing about the cache. An error is named by
-    its type, which stands before the colon."""
+    """What a request's last progress says; of one that never ran, nothing about the cache. An error is named
+    by its type, which stands before the colon."""
     assert progress.finish is not None
     found: Attributes = {
         "gen_ai.response.finish_reasons": (progress.finish.value,),

@@ -21,7 +21,7 @@ from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushRepor
 from hotprefix.kernel.plan import Finish
 from hotprefix.server.answer import Answer
 from hotprefix.server.errors import ApiError, from_error
-from hotprefix.server.guard import Gate
+from hotprefix.server.guard import ARRIVED, Gate
 from hotprefix.server.metrics import Metrics, Watch
 
 SSE_HEADERS = [
@@ -69,7 +69,7 @@ class GenerationResponse(Response):
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with await self._engine.submit(self._answer.requests) as stream:
-            watch = self._metrics.watch(time.monotonic())
+            watch = self._metrics.watch(scope[ARRIVED])
             if self._sse:
                 await self._send_events(stream, watch, send)
                 return

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 import re
+import time
 import uuid
 
 from starlette.datastructures import Headers
@@ -24,6 +25,7 @@ from hotprefix.server.errors import ApiError, response_of
 OPEN_PATHS = frozenset({"/health"})
 PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
+ARRIVED = "hotprefix.arrived"
 
 
 class Gate:
@@ -63,6 +65,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[ARRIVED] = time.monotonic()
         headers = Headers(scope=scope)
         send = self._stamped(headers, send)
         if scope["method"] == "OPTIONS":

@@ -187,7 +187,6 @@ def _own(stats: EngineStats) -> Iterator[Metric]:
     yield reused
     for name, text, value in (
         ("queried_tokens", "Prompt tokens looked up, once per request.", stats.queried_tokens),
-        ("started_tokens", "Prompt tokens of generations that started.", stats.prompt_tokens),
         ("computed_tokens", "Prompt tokens computed, re-computation included.", stats.computed_tokens),
         ("generated_tokens", "Output tokens.", stats.generated_tokens),
         ("steps", "Forward passes.", stats.steps),

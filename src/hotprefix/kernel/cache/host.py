@@ -133,7 +133,8 @@ class HostTier:
         self.tier.tree.unpin(pin)
 
     def restore(self, pin: Node, first: int, into: list[int]) -> list[int]:
-        """Copy pages first .. of a held prefix into L1 pages, in the step being planned; returns L2's pages."""
+        """Copy pages first .. of a held prefix into L1 pages, in the step being planned; returns L2's
+        pages."""
         sources = pin.path_pages()[first:]
         self._queued.append(pin)
         self._restores += [Copy(source, page) for source, page in zip(sources, into, strict=True)]

@@ -3,8 +3,8 @@
 Rules: a page is in exactly one of three states and moves only FREE -> OWNED -> INDEXED -> FREE or
 OWNED -> FREE; any other move is a ProtocolError, so a double free or a page in two places cannot
 pass unnoticed. How indexed pages divide into evictable and protected is the tree's knowledge. Layer
-groups (frames.py) hear of every page that is given out or becomes free. A page that is indexed gets the number
-of that publication: page and number together name one content, for as long as the tree holds it.
+groups (frames.py) hear of every page that is given out or becomes free. A page that is indexed gets the
+number of that publication: page and number together name one content, for as long as the tree holds it.
 """
 
 from __future__ import annotations

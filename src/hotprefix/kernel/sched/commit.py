@@ -144,8 +144,10 @@ class Committer:
             return self._s.end(seq, Finish.ABORT)
         return self._s.end(seq, Finish.ERROR, error=outcome.failed[seq.request.id])
 
-    def _sampled(self, seq: Sequence, outcome: StepOutcome) -> tuple[int, Finish | None]:
+    def _sampled(self, seq: Sequence, outcome: StepOutcome) -> tuple[int | None, Finish | None]:
         request = seq.request
+        if not request.max_tokens:
+            return None, Finish.LENGTH
         token = seq.append(said(outcome.sampled, request.id, seq.outputs, outcome.repeats))
         if outcome.stopped and request.id in outcome.stopped:
             return token, Finish.STOP
@@ -181,7 +183,8 @@ class Committer:
             s.emit(ev.Prefilled(s.now, seq.request.id, start, stop, tuple(taken), use))
 
     def _first_use(self, seq: Sequence) -> None:
-        """A request's first prefill step has run. One that may take nothing from the cache asked for nothing."""
+        """A request's first prefill step has run. One that may take nothing from the cache asked for
+        nothing."""
         count, tokens = self._s.counters, seq.request.prompt_len
         seq.executed = True
         count.prompt_tokens += tokens

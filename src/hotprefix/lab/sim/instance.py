@@ -135,7 +135,7 @@ class Instance:
             request = Request(
                 name, prompt.tokens, max(1, item.request.output_length),
                 Namespace(model=item.request.namespace), item.request.priority,
-                session=item.request.session, next_use_s=self._next_use(item),
+                session=item.request.session, hold_s=item.request.hold_s, next_use_s=self._next_use(item),
             )  # fmt: skip
             try:
                 self.kernel.submit(request, now)

@@ -1,8 +1,8 @@
 """From kernel events to the tables of a replay. Owns: `RequestRows` and `Recorder`, one instance's observer.
 
-Rules (terms: docs/records.md): everything comes from the kernel's own events and counters; nothing is asked of
-the cache. Reuse, computation and retention are the kernel's sums (`kernel.sources.used`), chunk by chunk. A window
-gets a step's work when the step ends.
+Rules (terms: docs/records.md): everything comes from the kernel's own events and counters; nothing is asked
+of the cache. Reuse, computation and retention are the kernel's sums (`kernel.sources.used`), chunk by chunk.
+A window gets a step's work when the step ends.
 """
 
 from __future__ import annotations
