@@ -25,7 +25,8 @@ SLOWEST = 20
 PREFIXES = 4096
 TOKEN_FIELDS = (
     "prompt_tokens", "ran_tokens", "reached", "cached", "device", "host", "storage", "computed",
-    "again_prompt", "positions", "recomputed_positions", "outputs", "matched_at_enqueue", "retained", "lost", "regained",
+    "again_prompt", "positions", "recomputed_positions", "outputs", "matched_at_enqueue", "retained", "lost",
+    "regained",
     "restored_host", "restored_storage", "recomputed", "hit_loss",
 )  # fmt: skip
 TIME_FIELDS = ("queue_s", "requeue_s", "ttft_s", "total_s")
