@@ -22,7 +22,7 @@ STATES = ("free", "owned", "evictable", "protected", "total")
 TEXTS = {
     "kernel": {
         "lookups": "Requests that looked the cache up, once each, at their first prefill step that ran.",
-        "queried_tokens": "Prompt tokens of these requests.",
+        "queried_tokens": "Prompt tokens looked up, once per request.",
         "hits": "Requests that reused something.",
         "prompt_tokens": "Prompt tokens of requests whose first prefill step ran.",
         "cached_tokens": "Prompt tokens reused, once per request (effective reuse).",
@@ -31,7 +31,7 @@ TEXTS = {
         "computed_prompt_tokens": "Prompt positions computed, re-computation included.",
         "computed_output_tokens": "Positions of outputs computed, re-computation included.",
         "recomputed_tokens": "Positions computed that their request had had before a retraction.",
-        "recomputed_prompt_tokens": "Those of them that lie in prompts.",
+        "recomputed_prompt_tokens": "Prompt positions computed that their request had had before.",
         "indexed_pages": "Pages published in L1's tree.",
         "evicted_pages": "Pages L1's tree gave up.",
         "flushed_pages": "Pages L1's tree gave up to a flush.",
@@ -49,10 +49,10 @@ TEXTS = {
         "refresh_touches": "Prefixes touched by refresh passes.",
         "retained_tokens": "Tokens in L1 on arrival whose very pages were still there at their use.",
         "lost_waiting_tokens": "Tokens in L1 on arrival whose pages L1 gave up before their use.",
-        "lost_regained_tokens": "Of the lost: in L1 again, computed or restored for others.",
-        "lost_host_tokens": "Of the lost: restored from L2.",
-        "lost_storage_tokens": "Of the lost: restored from L3.",
-        "lost_recomputed_tokens": "Of the lost: computed by the request itself.",
+        "lost_regained_tokens": "Lost tokens: in L1 again, computed or restored for others.",
+        "lost_host_tokens": "Lost tokens: restored from L2.",
+        "lost_storage_tokens": "Lost tokens: restored from L3.",
+        "lost_recomputed_tokens": "Lost tokens: computed by the request itself.",
     },
     "host": {
         "saved": "Pages copied from L1 to L2.",

@@ -32,13 +32,13 @@ class Metrics:
         self._registry.register(self.engine)
         self._aliases: dict[str, Histogram] = {}
         self._ttft = self._both("time_to_first_token_seconds", "time_to_first_token_seconds", LATENCY_S,
-                                "Request taken to first output token.")  # fmt: skip
+                                "Arrival of the request to first output token.")  # fmt: skip
         self._queue = self._both("queue_seconds", "request_queue_time_seconds", LATENCY_S,
                                  "Request queued to first admission.")  # fmt: skip
         self._prefill = self._both("prefill_seconds", "request_prefill_time_seconds", LATENCY_S,
                                    "First admission to first output token.")  # fmt: skip
         self._total = self._both("request_seconds", "e2e_request_latency_seconds", LATENCY_S,
-                                 "Request taken to its end.")  # fmt: skip
+                                 "Arrival of the request to its end.")  # fmt: skip
         self._gap = self._both("inter_token_seconds", "inter_token_latency_seconds", GAP_S,
                                "Between two deliveries of one generation, per token.")  # fmt: skip
         self._decode = self._both("decode_seconds", "request_decode_time_seconds", LATENCY_S,
