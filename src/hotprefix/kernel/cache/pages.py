@@ -77,12 +77,14 @@ class PagePool:
 
     def index(self, pages: list[int]) -> None:
         """Owned pages become part of the tree."""
-        self._move(pages, _OWNED, _INDEXED)
-        self._indexed += len(pages)
         self.publications += 1
-        number, published = self.publications, self.published
+        number, state, published = self.publications, self._state, self.published
         for page in pages:
+            if state[page] != _OWNED:
+                raise self._is_not(page, _OWNED)
+            state[page] = _INDEXED
             published[page] = number
+        self._indexed += len(pages)
 
     def unindex(self, pages: list[int]) -> None:
         """Pages the tree gave up become free."""
@@ -99,5 +101,8 @@ class PagePool:
         state = self._state
         for page in pages:
             if state[page] != old:
-                raise ProtocolError(f"page {page} is {self.state(page).name}, not {PageState(old).name}")
+                raise self._is_not(page, old)
             state[page] = new
+
+    def _is_not(self, page: int, state: int) -> ProtocolError:
+        return ProtocolError(f"page {page} is {self.state(page).name}, not {PageState(state).name}")
