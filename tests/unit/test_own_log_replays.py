@@ -90,6 +90,19 @@ def test_a_log_replays_to_what_happened(tmp_path: Path, config: dict[str, object
     assert replayed(tmp_path / "log.jsonl", chats.loop.kernel.config) == chats.reused
 
 
+def test_a_hold_is_replayed(tmp_path: Path) -> None:
+    """Others fill the cache while a session thinks; its pages stay, live and in the replay."""
+    chats = Chats(tmp_path / "log.jsonl", session_pages=40, total_pages=40)
+    known = [chats.random.randrange(VOCAB) for _ in range(40)]
+    chats._turn("first", "s", known)
+    for number in range(2):
+        chats._turn(f"other{number}", None, [number] * 100)
+    chats._turn("second", "s", known)
+    chats.recorder.close()
+    assert chats.reused["second"] == 40
+    assert replayed(tmp_path / "log.jsonl", chats.loop.kernel.config) == chats.reused
+
+
 def test_the_ideal_of_a_log_is_no_less_than_what_its_requests_reused(tmp_path: Path) -> None:
     chats = Chats(tmp_path / "log.jsonl")
     chats.run(4, 6)

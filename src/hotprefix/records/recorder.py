@@ -121,7 +121,7 @@ class Recorder:
         return RequestInfo(
             t=now, request=request.id, arrived=arrived, prompt_tokens=request.prompt_len,
             max_tokens=request.max_tokens, priority=request.priority, session=self._session(request),
-            hold_s=request.hold_s or None, pages=pages,
+            hold_s=request.hold_s or None if request.session is not None else None, pages=pages,
         )  # fmt: skip
 
     def _session(self, request: Request) -> str | None:
