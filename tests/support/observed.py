@@ -53,12 +53,6 @@ class WatchedDriver(Driver):
             self.observer.submitted(request, self.now, self.now)
         super().submit(name, prompt, max_tokens, salt, **more)
 
-    def plan(self) -> StepPlan:
-        plan = super().plan()
-        if self.observer is not None:
-            self.observer.planned(plan, self.now)
-        return plan
-
     def execute(self, plan: StepPlan) -> None:
         super().execute(plan)
         if self.observer is not None:

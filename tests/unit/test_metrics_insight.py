@@ -243,14 +243,14 @@ def test_an_observer_that_raises_is_switched_off_and_hurts_nobody(caplog: pytest
             calls.append("submitted")
             raise ValueError("broken")
 
-        def planned(self, *args: Any) -> None:
-            calls.append("planned")
+        def changed(self, *args: Any) -> None:
+            calls.append("changed")
 
     wall = Wall(Broken())  # type: ignore[arg-type]
-    wall.tell("planned", None, 0.0)
+    wall.tell("changed", 0.0)
     wall.tell("submitted", None, 0.0)
-    wall.tell("planned", None, 0.0)
-    assert calls == ["planned", "submitted"]
+    wall.tell("changed", 0.0)
+    assert calls == ["changed", "submitted"]
     assert wall.stats() == Observed(failed="ValueError: broken")
     assert wall.hottest(0.0) == ()
     assert "switched off" in caplog.text

@@ -207,7 +207,6 @@ class EngineLoop:
             self._storage.land(self.kernel, self._host, self._clock())
         now = self._clock()
         plan = self.kernel.plan(now)
-        self._watch.tell("planned", plan, now)
         self._spent.plan_s += self._clock() - now
         if self._storage is not None:
             self._storage.begin(plan)

@@ -19,7 +19,7 @@ from hotprefix import __version__
 from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
 from hotprefix.kernel.events import Event, Finished, Rejected
 from hotprefix.kernel.kernel import Kernel
-from hotprefix.kernel.plan import Progress, StepPlan
+from hotprefix.kernel.plan import Progress
 from hotprefix.kernel.request import Request
 from hotprefix.kernel.tokens import TOKEN_BYTES
 from hotprefix.records.fingerprint import Fingerprinter
@@ -137,9 +137,6 @@ class Recorder:
             asked.last = self._prints.chain(self._prints.root(request.namespace), request.key)[1]
         begun = request.prompt_len // self._page_size * self._page_size * TOKEN_BYTES
         return end(event, self._prints.chain(asked.last, request.key[begun:] + said)[0])
-
-    def planned(self, plan: StepPlan, now: float) -> None:
-        """What a plan decided is in the kernel's events."""
 
     def changed(self, now: float) -> None:
         self._publish()
