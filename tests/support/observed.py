@@ -6,14 +6,25 @@ without observation and the plans compared.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from hotprefix.engine.messages import EngineInfo
 from hotprefix.engine.observe import Observer
 from hotprefix.errors import ContextLengthExceeded, QueueFull
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.config import Flight, Order, Publication, Refresh, TierConfig, Write
+from hotprefix.kernel.config import (
+    Capabilities,
+    Flight,
+    Order,
+    Prefetch,
+    Publication,
+    Refresh,
+    TierConfig,
+    Write,
+)
 from hotprefix.kernel.plan import StepPlan
 from hotprefix.kernel.request import Namespace, Request
 from tests.support.drive import Driver
@@ -37,16 +48,10 @@ class WatchedDriver(Driver):
     def submit(
         self, name: str, prompt: list[int], max_tokens: int = 4, salt: str | None = None, **more: object
     ) -> None:
-        super().submit(name, prompt, max_tokens, salt, **more)
         if self.observer is not None:
             request = Request(name, tk.encode(prompt), max_tokens, Namespace(salt=salt), **more)  # type: ignore[arg-type]
-            self.observer.submitted(request, self.now)
-
-    def plan(self) -> StepPlan:
-        plan = super().plan()
-        if self.observer is not None:
-            self.observer.planned(plan, self.now)
-        return plan
+            self.observer.submitted(request, self.now, self.now)
+        super().submit(name, prompt, max_tokens, salt, **more)
 
     def execute(self, plan: StepPlan) -> None:
         super().execute(plan)
@@ -66,10 +71,16 @@ class WatchedDriver(Driver):
 
 @dataclass(frozen=True)
 class Program:
-    """settings: the driver's. ops: (name, argument) pairs."""
+    """settings: the driver's. ops: (name, argument) pairs. same_step: see Capabilities."""
 
     settings: dict[str, object]
     ops: list[tuple[str, object]]
+    same_step: bool = True
+
+    @property
+    def reads_planned(self) -> bool:
+        """Whether requests may read pages that others compute in the same step."""
+        return self.same_step and self.settings["publication"] is Publication.SCHEDULE
 
 
 def program(seed: int, length: int = 60, tiers: bool = True) -> Program:
@@ -106,20 +117,79 @@ def program(seed: int, length: int = 60, tiers: bool = True) -> Program:
     return Program(settings, ops)
 
 
+def busy_program(seed: int, length: int = 70) -> Program:
+    """A random program in which requests wait long, lose what they matched on arrival, find it again by every
+    way there is, share fetches and copies, are put back, and leave holds behind."""
+    r = random.Random(seed)
+    page = r.choice([1, 4])
+    settings: dict[str, object] = {
+        "total_pages": r.choice([70, 100, 130]) // page,
+        "page_size": page,
+        "publication": r.choice([Publication.SCHEDULE, *Publication]),
+        "flight": r.choice([Flight.COALESCED, *Flight]),
+        "order": r.choice([Order.FCFS, *Order]),
+        "refresh": r.choice([Refresh.OFF, *Refresh]),
+        "preemption": r.random() < 0.3,
+        "max_running": r.choice([1, 2, 3, 6]),
+        "max_batched_tokens": r.choice([9, 16, 32, 200]),
+        "max_waiting": r.choice([0, 0, 0, 9]),
+        "output_reserve": r.choice([0.0, 0.0, 0.25]),
+        "session_pages": r.choice([0, 20]) // page,
+        "prefix_cache": r.random() < 0.95,
+    }
+    if r.random() < 0.75:
+        settings["tiers"] = TierConfig(
+            pages=r.choice([60, 120, 400]) // page, storage=r.random() < 0.75,
+            write=r.choice([Write.THROUGH, *Write]), prefetch=r.choice([Prefetch.WAIT_COMPLETE, *Prefetch]),
+            prefetch_timeout_s=r.choice([3.0, 300.0]), min_restore_pages=1, min_fetch_pages=1,
+            fetch_window=r.choice([1, 8]), compute_s_per_token=1.0, restore_s_per_page=0.001,
+            fetch_s_per_page=0.001,
+        )  # fmt: skip
+    bases = [[r.randrange(VOCAB) for _ in range(48)] for _ in range(3)]
+    ops: list[tuple[str, object]] = []
+    for number in range(length):
+        what = r.choices(
+            ["submit", "steps", "abort", "fail", "flush", "delay", "between"], [12, 9, 1.5, 1, 0.5, 1, 2]
+        )[0]
+        if what in ("submit", "between"):
+            prompt = r.choice(bases)[: r.choice([17, 30, 40, 48])] + [r.randrange(VOCAB)] * r.randint(0, 2)
+            more = {"priority": r.randint(0, 2), "session": r.choice([None, "s", "t"]), "hold_s": 6.0}
+            ops.append(
+                (what, (f"r{number}", prompt, r.choice([1, 3, 14]), r.choice([None] * 5 + ["a"]), more))
+            )
+        else:
+            ops.append((what, r.randrange(1000) if what == "abort" else r.randint(1, 5)))
+    return Program(settings, ops, same_step=r.random() < 0.7)
+
+
+def _submit(d: WatchedDriver, argument: Any) -> None:
+    name, prompt, outputs, salt, *more = argument
+    with contextlib.suppress(ContextLengthExceeded, QueueFull):
+        d.submit(name, prompt, outputs, salt, **(more[0] if more else {}))
+
+
+def _abort(d: WatchedDriver, number: int) -> None:
+    live = [name for name in d.prompts if name not in d.finish]
+    if live:
+        d.abort(live[number % len(live)])
+
+
 def run(made: Program, observer: Observer | None = None) -> WatchedDriver:
     """Run a program to its end."""
-    d = WatchedDriver(observer, **made.settings)
+    d = WatchedDriver(observer, capabilities=Capabilities(made.same_step), **made.settings)
     for what, argument in made.ops:
         if what == "submit":
-            name, prompt, outputs, salt = argument  # type: ignore[misc]
-            try:
-                d.submit(name, prompt, outputs, salt)
-            except (ContextLengthExceeded, QueueFull):
-                continue
+            _submit(d, argument)
+        elif what == "between":  # a request comes, and another may go, while a step is in flight
+            plan = d.plan()
+            _submit(d, argument)
+            _abort(d, len(d.prompts))
+            if not plan.empty:
+                d.execute(plan)
+        elif what == "delay":
+            d.storage_delay = argument  # type: ignore[assignment]
         elif what == "abort":
-            live = [name for name in d.prompts if name not in d.finish]
-            if live:
-                d.abort(live[argument % len(live)])  # type: ignore[operator]
+            _abort(d, argument)  # type: ignore[arg-type]
         elif what == "fail":
             d.executor.fail_next = 1
             d.step()

@@ -22,7 +22,8 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
         "prefill_done_s": at + 2, "first_token_s": at + 2, "finish_s": at + 3, "requeue_s": 0.0,
         "matched_at_enqueue": 60, "matched_at_admission": 40, "retained_tokens": 40, "restored_l2_tokens": 0,
         "restored_l3_tokens": 0, "recomputed_tokens": 20, "cached_l1": 40, "cached_l2": 0, "cached_l3": 0,
-        "computed_tokens": 60, "rework_tokens": 0, "retractions": 0,
+        "regained_tokens": 0, "computed_tokens": 60, "rework_tokens": 0, "rework_output_tokens": 0,
+        "retractions": 0,
     }  # fmt: skip
     assert row.keys() >= changes.keys()
     return row | changes
@@ -30,8 +31,9 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
 
 _NEVER = (
     "admit_s", "prefill_start_s", "prefill_done_s", "first_token_s", "finish_s", "requeue_s",
-    "matched_at_admission", "retained_tokens", "restored_l2_tokens", "restored_l3_tokens",
+    "matched_at_admission", "retained_tokens", "regained_tokens", "restored_l2_tokens", "restored_l3_tokens",
     "recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens",
+    "rework_output_tokens",
 )  # fmt: skip
 UNSERVED: dict[str, Any] = dict.fromkeys(_NEVER) | {"outcome": "unfinished", "output_tokens": 0}
 

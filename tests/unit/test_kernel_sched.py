@@ -55,7 +55,7 @@ def test_bad_requests_are_refused_and_nothing_is_remembered() -> None:
     bad = [
         (Request("a", b"", 1), "empty"),
         (Request("b", b"\1\2\3", 1), "empty"),
-        (Request("c", tk.encode([1]), 0), "max_tokens=0"),
+        (Request("c", tk.encode([1]), -1), "max_tokens=-1"),
         (Request("d", tk.encode([1]), 1, cache_key=tk.encode([1, 2])), "differ in length"),
         (good, "in use"),
     ]
@@ -458,7 +458,7 @@ def test_events_tell_each_requests_story_in_order_and_once() -> None:
     d.run()
     story = [type(e).__name__ for e in events if getattr(e, "request", None) == "b"]
     assert [s for s in story if s != "Published"] == [
-        "Enqueued", "Admitted", "PrefillStarted", "PrefillDone", "FirstToken", "Finished",
+        "Enqueued", "Admitted", "PrefillStarted", "Prefilled", "PrefillDone", "FirstToken", "Finished",
     ]  # fmt: skip
     done = next(e for e in events if type(e).__name__ == "Finished" and e.request == "b")
     assert (done.cached, done.computed, done.outputs, done.retractions) == (28, 4, 3, 0)
@@ -478,7 +478,7 @@ def test_a_prefill_starts_with_its_first_chunk_also_where_admission_found_no_pag
     d.run().assert_cold_equal()
     story = [type(e).__name__ for e in events if getattr(e, "request", None) == "a"]
     assert [s for s in story if s != "Published"] == [
-        "Enqueued", "Admitted", "PrefillStarted", "PrefillDone", "FirstToken", "Finished",
+        "Enqueued", "Admitted", "PrefillStarted", "Prefilled", "PrefillDone", "FirstToken", "Finished",
     ]  # fmt: skip
 
 

@@ -159,24 +159,29 @@ def test_counters_are_the_sum_of_events(seed: int) -> None:
     assert count.retractions == len(of[ev.Retracted])
     assert count.stalls == len(of[ev.Stalled])
     assert (count.steps, count.failed_steps) == (len(steps), sum(not e.ok for e in steps))
-    assert count.computed_prompt_tokens == sum(e.prefill_tokens for e in steps if e.ok)
-    assert count.computed_output_tokens == sum(e.decode_tokens for e in steps if e.ok)
+    used = [e.use for e in of[ev.Prefilled]]
+    assert sum(u.prompt + u.outputs for u in used) == sum(e.prefill_tokens for e in steps if e.ok)
+    assert count.computed_prompt_tokens == sum(u.prompt for u in used)
+    assert count.computed_output_tokens == sum(u.outputs for u in used) + sum(
+        e.decode_tokens for e in steps if e.ok
+    )
     assert count.evicted_pages == sum(len(e.pages) for e in of[ev.Evicted])
     assert count.cached_tokens == sum(e.cached for e in of[ev.Finished])
     assert count.hits == sum(e.cached > 0 for e in of[ev.Finished])
     assert sum(e.computed for e in of[ev.Finished]) == (
         count.computed_prompt_tokens + count.computed_output_tokens
     )
-    assert count.lost_waiting_tokens == sum(
-        max(0, e.matched_at_enqueue - e.matched) for e in of[ev.Admitted] if not e.again
-    )
+    assert count.lost_waiting_tokens == sum(u.lost for u in used)
+    assert count.retained_tokens == sum(u.retained for u in used)
     assert count.cached_host_tokens == sum(host for _, host, _ in d.sources.values())
     assert count.cached_storage_tokens == sum(storage for _, _, storage in d.sources.values())
     host, prefetch = d.kernel.tier_counters
-    published = sum(e.pages for e in of[ev.Published])
-    assert published + host.restored >= count.indexed_pages
-    if not (count.failed_steps or host.restored):
+    published = sum(len(e.pages) for e in of[ev.Published])
+    assert published >= count.indexed_pages
+    if not count.failed_steps:
         assert published == count.indexed_pages
+    restored = sum(len(e.pages) for e in of[ev.RestoreStarted])
+    assert restored >= host.restored == sum(e.pages for e in of[ev.RestoreDone])
     assert prefetch.started == len(of[ev.FetchStarted])
     assert host.landed == sum(e.landed for e in of[ev.FetchEnded])
     ran = {e.step for e in steps if e.ok}
@@ -238,14 +243,14 @@ def test_an_observer_that_raises_is_switched_off_and_hurts_nobody(caplog: pytest
             calls.append("submitted")
             raise ValueError("broken")
 
-        def planned(self, *args: Any) -> None:
-            calls.append("planned")
+        def changed(self, *args: Any) -> None:
+            calls.append("changed")
 
     wall = Wall(Broken())  # type: ignore[arg-type]
-    wall.tell("planned", None, 0.0)
+    wall.tell("changed", 0.0)
     wall.tell("submitted", None, 0.0)
-    wall.tell("planned", None, 0.0)
-    assert calls == ["planned", "submitted"]
+    wall.tell("changed", 0.0)
+    assert calls == ["changed", "submitted"]
     assert wall.stats() == Observed(failed="ValueError: broken")
     assert wall.hottest(0.0) == ()
     assert "switched off" in caplog.text

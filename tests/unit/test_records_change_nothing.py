@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from hotprefix.kernel.plan import StepPlan
+from hotprefix.kernel.request import Request
 from hotprefix.records.kvevents import KVPublisher
 from hotprefix.records.recorder import Recorder, RecordOptions
 from hotprefix.records.spans import Spans
@@ -18,10 +18,10 @@ KEY = b"0123456789abcdef0123456789abcdef"
 
 
 class Curious(Recorder):
-    """Asks everything that a server asks, before and after each step."""
+    """Asks everything that a server asks, at each request and after each step."""
 
-    def planned(self, plan: StepPlan, now: float) -> None:
-        super().planned(plan, now)
+    def submitted(self, request: Request, arrived: float, now: float) -> None:
+        super().submitted(request, arrived, now)
         self._ask(now)
 
     def changed(self, now: float) -> None:
@@ -31,7 +31,7 @@ class Curious(Recorder):
     def _ask(self, now: float) -> None:
         self.stats()
         self.hottest(now)
-        self.kernel.status()
+        self.kernel.status(now + 100.0)
         _ = self.kernel.counters, self.kernel.tier_counters
 
     def opened(self, kernel, info, fingerprint, now):  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hotprefix.kernel import events as ev
-from hotprefix.kernel.plan import StepPlan
+from hotprefix.kernel.sources import Use
 from hotprefix.records import schema as sc
 from hotprefix.records.derive import Derivation, RequestRow
 from hotprefix.records.reader import ReadReport, read_log
@@ -69,8 +69,13 @@ def test_rows_are_what_the_driver_saw(seed: int) -> None:
     for name, row in rows.items():
         assert row.prompt_tokens == len(d.prompts[name])
         assert row.outcome == d.finish[name].value
-        assert (row.device, row.host, row.storage) == d.sources[name]
-        assert (row.cached, row.outputs) == (d.cached[name], len(d.outputs[name]))
+        if row.first_use is None:  # it never ran, so nothing of it was measured
+            assert (row.device, row.cached, row.computed, row.retained) == (None, None, None, None)
+            assert not d.computed.get(name)
+        else:
+            assert (row.device, row.host, row.storage) == d.sources[name]
+            assert (row.cached, row.positions) == (d.cached[name], d.computed[name])
+        assert row.outputs == len(d.outputs[name])
         assert all(value is None or value >= 0 for value in (getattr(row, t) for t in TIMES))
         assert (row.ttft_s is None) == (not d.outputs[name])
         if row.queue_s is None:
@@ -79,69 +84,14 @@ def test_rows_are_what_the_driver_saw(seed: int) -> None:
         if row.ttft_s is not None:
             assert row.queue_s is not None
             assert row.queue_s <= row.ttft_s <= row.total_s  # type: ignore[operator]
-        if row.recomputed is not None:
-            parts = (row.retained, row.restored_host, row.restored_storage, row.recomputed)
+        if row.reached == row.prompt_tokens:
+            parts = (row.retained, row.regained, row.restored_host, row.restored_storage, row.recomputed)
             assert min(p for p in parts if p is not None) >= 0
             assert sum(p or 0 for p in parts) == row.matched_at_enqueue
     count = d.kernel.counters
     assert derivation.totals.lost_waiting_tokens == count.lost_waiting_tokens
     assert sum(row.cached or 0 for row in rows.values()) == count.cached_tokens
     assert sum(row.ran_tokens or 0 for row in rows.values()) == count.prompt_tokens
-
-
-class RestoreWatch:
-    """Which pages of which requests a step that ran has restored, read from the plans alone: pages of the
-    request's table, of the plan it was first executed in, that are targets of that plan's copies."""
-
-    def __init__(self, d: WatchedDriver) -> None:
-        self.restored: dict[str, list[int]] = {}
-        self._d = d
-        execute = d.execute
-
-        def watched(plan: StepPlan) -> None:
-            failed = d.kernel.counters.failed_steps
-            execute(plan)
-            if d.kernel.counters.failed_steps == failed:
-                self._ran(plan)
-
-        d.execute = watched  # type: ignore[method-assign]
-
-    def _ran(self, plan: StepPlan) -> None:
-        targets = {copy.target for copy in plan.restores}
-        admitted = {a.request for a in plan.admissions}
-        for chunk in plan.chunks:
-            if chunk.request in admitted and chunk.request not in self.restored:
-                assert chunk.table_from == 0
-                self.restored[chunk.request] = [i for i, p in enumerate(chunk.table) if p in targets]
-
-
-def test_retention_is_of_the_hit_s_own_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restored tokens of [0, matched at enqueue), against the copies in the plans."""
-    lost = restored = 0
-    for seed in range(60):
-        recorder = Lists()
-        watch: list[RestoreWatch] = []
-        made = program(seed)
-        d_class = WatchedDriver.__init__
-
-        def patched(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-            d_class(self, *args, **kwargs)  # noqa: B023
-            watch.append(RestoreWatch(self))  # noqa: B023
-
-        with monkeypatch.context() as m:
-            m.setattr(WatchedDriver, "__init__", patched)
-            d = run(made, recorder)
-        page = d.config.page_size
-        for name, row in rows_of(recorder.records)[0].items():
-            if row.recomputed is None or name not in watch[0].restored:
-                continue
-            assert row.retained is not None
-            inside = range(row.retained // page, row.matched_at_enqueue // page)
-            expected = page * sum(i in inside for i in watch[0].restored[name])
-            assert (row.restored_host or 0) + (row.restored_storage or 0) == expected, (seed, name)
-            lost += row.matched_at_enqueue - row.retained
-            restored += expected
-    assert lost > restored > 0, "the programs do lose and restore"
 
 
 def test_queue_time_is_the_first_wait_and_waits_after_retractions_are_apart() -> None:
@@ -176,14 +126,17 @@ def header(run_name: str = "a", t: float = 0.0) -> sc.Header:
     )
 
 
-def admit(t: float, matched: int = 0, enqueue: int = 0, host: int = 0, storage: int = 0,
-          again: bool = False, request: str = "a") -> sc.Admit:  # fmt: skip
-    return sc.Admit(t=t, request=request, matched=matched, matched_at_enqueue=enqueue, restored_host=host,
-                    restored_storage=storage, again=again)  # fmt: skip
+def admit(t: float, matched: int = 0, enqueue: int = 0, again: bool = False, request: str = "a") -> sc.Admit:
+    return sc.Admit(t=t, request=request, matched=matched, matched_at_enqueue=enqueue, restored_host=0,
+                    restored_storage=0, cached=matched, again=again)  # fmt: skip
 
 
-def end(t: float, cached: int = 0, computed: int = 8, request: str = "a") -> sc.End:
-    return sc.End(t=t, request=request, reason="stop", cached=cached, computed=computed, outputs=1,
+def end(t: float, sources: tuple[int, int, int] | None = (0, 0, 0), request: str = "a") -> sc.End:
+    """sources: None = no step of it ran."""
+    device, host, storage = sources or (None, None, None)
+    computed = None if sources is None else 64 - sum(sources)
+    return sc.End(t=t, request=request, reason="stop", device=device, host=host, storage=storage,
+                  computed=computed, recomputed=None if sources is None else 0, outputs=1,
                   retractions=0)  # fmt: skip
 
 
@@ -192,88 +145,76 @@ def stepped(t: float, ok: bool = True) -> sc.Step:
                    evictable=0, protected=0)  # fmt: skip
 
 
-def started(t: float, cached: int, restored_from: int) -> sc.Start:
-    return sc.Start(t=t, request="a", step=1, cached=cached, restored_from=restored_from, restored_to=cached)
+def prefill(t: float, start: int, stop: int = 64, **counted: int) -> sc.Prefill:
+    """counted: fields of `Use`; the prompt's positions are those of the chunk."""
+    use = Use(**{"prompt": stop - start, **counted})
+    return sc.Prefill(t=t, request="a", start=start, stop=stop, taken=[], **use._asdict())
 
 
 def enqueue(t: float, matched: int, request: str = "a") -> sc.Enqueue:
     return sc.Enqueue(t=t, request=request, prompt_tokens=64, matched=matched, parked=False)
 
 
-@pytest.mark.parametrize(
-    ("matched", "host", "storage", "start", "expected"),
-    [
-        (32, 0, 0, 32, (32, 0, 0, 0)),  # all kept
-        (40, 0, 0, 40, (32, 0, 0, 0)),  # and more has come: the loss is negative, retention is not
-        (16, 0, 0, 16, (16, 0, 0, 16)),  # half lost and computed again
-        (16, 8, 8, 32, (16, 8, 8, 0)),  # half lost and restored
-        (16, 8, 16, 40, (16, 8, 8, 0)),  # what is restored beyond the interval is not retention
-        (16, 0, 8, 32, (16, 0, 8, 8)),  # 8 tokens were planned by another in the same step
-    ],
-)
-def test_retention_by_hand(
-    matched: int, host: int, storage: int, start: int, expected: tuple[int, int, int, int]
-) -> None:
+def test_figures_are_the_sums_of_the_chunks_that_ran() -> None:
+    """Retention, sources and computation; loss and retention do not depend on the counts at admission."""
     records: list[sc.Record] = [
-        header(), enqueue(1.0, 32), admit(2.0, matched, 32, host, storage),
-        started(2.0, start, start - host - storage), stepped(3.0), end(4.0),
+        header(), enqueue(1.0, 32), admit(2.0, 40, 32),
+        prefill(3.0, 40, 48, device=24, host=16, retained=8, regained=16, restored_host=8), stepped(3.0),
+        prefill(4.0, 56, storage=8), stepped(4.0), end(5.0, (24, 16, 8)),
+    ]  # fmt: skip
+    rows, derivation = rows_of(records)
+    row = rows["a"]
+    assert (row.retained, row.regained, row.restored_host, row.restored_storage, row.recomputed) == (
+        8, 16, 8, 0, 0,
+    )  # fmt: skip
+    assert (row.lost, row.hit_loss) == (24, -8)
+    assert (row.device, row.host, row.storage, row.computed, row.reached) == (24, 16, 8, 16, 64)
+    assert derivation.totals.lost_waiting_tokens == 24
+
+
+def test_a_request_that_has_not_ended_has_its_figures_as_far_as_it_came() -> None:
+    """A log that is still written, or that a crash has cut."""
+    records: list[sc.Record] = [
+        header(), enqueue(1.0, 32), admit(2.0, 32, 32), prefill(3.0, 32, 48, device=32, retained=32),
+        stepped(3.0),
     ]  # fmt: skip
     row = rows_of(records)[0]["a"]
-    assert (row.retained, row.restored_host, row.restored_storage, row.recomputed) == expected
-    assert row.hit_loss == 32 - matched
+    assert (row.outcome, row.cached, row.computed, row.reached, row.first_use) == ("open", 32, 16, 48, 3.0)
+    assert (row.total_s, row.outputs, row.positions) == (None, None, None)
 
 
-def test_a_restore_whose_step_failed_is_no_restore() -> None:
+def test_a_step_that_failed_leaves_no_figures() -> None:
     records: list[sc.Record] = [
-        header(), enqueue(1.0, 32), admit(2.0, 16, 32, 16), started(2.0, 32, 16),
+        header(), enqueue(1.0, 32), admit(2.0, 16, 32),
         sc.Retract(t=3.0, request="a", reason="step 1 failed", lost=0), stepped(3.0, ok=False),
-        admit(4.0, 16, 32, again=True), started(4.0, 16, 16), stepped(5.0),
-        end(6.0),
+        admit(4.0, 0, 32, again=True), prefill(5.0, 0, recomputed=32), stepped(5.0), end(6.0),
     ]  # fmt: skip
     row = rows_of(records)[0]["a"]
-    assert (row.retained, row.restored_host, row.recomputed) == (16, 0, 16)
-    assert row.first_use == 5.0
+    assert (row.retained, row.restored_host, row.recomputed, row.cached) == (0, 0, 32, 0)
+    assert (row.hit_loss, row.first_use) == (16, 5.0)
 
 
-def test_a_request_that_is_aborted_in_its_first_step_has_run() -> None:
-    """Its end comes before the step's own record, and its prefill was never done."""
+def test_times_count_from_when_the_client_s_request_arrived() -> None:
+    info = sc.RequestInfo(
+        t=1.5, request="a", arrived=1.0, prompt_tokens=64, max_tokens=1, priority=0, pages=[]
+    )
     records: list[sc.Record] = [
-        header(), enqueue(1.0, 32), admit(2.0, 32, 32), started(2.0, 32, 32), end(3.0, 32, 8), stepped(3.0),
+        header(), info, enqueue(1.5, 0), admit(2.0), prefill(3.0, 0), stepped(3.0),
+        sc.FirstToken(t=3.0, request="a"), end(4.0),
     ]  # fmt: skip
     row = rows_of(records)[0]["a"]
-    assert (row.ran_tokens, row.first_use, row.retained, row.recomputed) == (64, 3.0, 32, 0)
-
-
-def test_a_second_start_of_which_nothing_is_known_is_not_taken_for_the_first() -> None:
-    records: list[sc.Record] = [
-        header(), enqueue(1.0, 32), admit(2.0, 16, 32, 16), started(2.0, 32, 16),
-        sc.Retract(t=3.0, request="a", reason="step 1 failed", lost=0), stepped(3.0, ok=False),
-        admit(4.0, 16, 32, 16, again=True), sc.Start(t=4.0, request="a", step=2, cached=32), stepped(5.0),
-        end(6.0),
-    ]  # fmt: skip
-    row = rows_of(records)[0]["a"]
-    assert (row.retained, row.restored_host, row.recomputed) == (16, None, None)
+    assert (row.arrival, row.queue_s, row.ttft_s, row.total_s) == (1.0, 1.0, 2.0, 3.0)
 
 
 def test_what_was_not_measured_is_absent() -> None:
-    records: list[sc.Record] = [header(), enqueue(1.0, 32), end(2.0, computed=0)]
+    records: list[sc.Record] = [header(), enqueue(1.0, 32), end(2.0, None)]
     row = rows_of(records)[0]["a"]
     absent = (
-        "queue_s",
-        "ttft_s",
-        "matched_at_admission",
-        "hit_loss",
-        "retained",
-        "recomputed",
-        "device",
-        "hot",
-    )
+        "queue_s", "ttft_s", "matched_at_admission", "hit_loss", "retained", "recomputed", "lost", "device",
+        "cached", "computed", "positions", "hot",
+    )  # fmt: skip
     assert all(getattr(row, name) is None for name in absent)
     assert (row.total_s, row.outcome, row.ran_tokens) == (1.0, "stop", None)
-    # without the record of where it started, the restored tokens' place is not known
-    records = [header(), enqueue(1.0, 32), admit(2.0, 16, 32, 16), stepped(3.0), end(4.0)]
-    row = rows_of(records)[0]["a"]
-    assert (row.retained, row.restored_host, row.recomputed) == (16, None, None)
 
 
 def test_a_new_run_ends_what_was_open_and_a_lost_record_keeps_nobody() -> None:
@@ -283,16 +224,16 @@ def test_a_new_run_ends_what_was_open_and_a_lost_record_keeps_nobody() -> None:
     ]  # fmt: skip
     derivation = Derivation()
     found = [[(row.run, row.request, row.outcome) for row in derivation.feed(r)] for r in records]
-    assert found == [[], [], [], [], [("a", "a", "stop")], [("a", "gone", "open")], []]
+    assert found == [[], [], [], [("a", "a", "stop")], [], [("a", "gone", "open")], []]
     assert [(row.run, row.request) for row in derivation.finish()] == [("b", "gone")]
 
 
 def test_hot_means_its_first_page_was_asked_for_in_the_last_300_s() -> None:
     def asked(t: float, name: str, *pages: str) -> list[sc.Record]:
         info = sc.RequestInfo(
-            t=t, request=name, prompt_tokens=64, max_tokens=1, priority=0, pages=list(pages)
+            t=t, request=name, arrived=t, prompt_tokens=64, max_tokens=1, priority=0, pages=list(pages)
         )
-        return [enqueue(t, 0, name), info, end(t, request=name)]
+        return [info, enqueue(t, 0, name), end(t, request=name)]
 
     records: list[sc.Record] = [
         header(), *asked(1, "first", "p"), *asked(2, "second", "p", "q"), *asked(3, "other", "x"),
@@ -330,7 +271,7 @@ def test_case_157_a_request_that_is_tried_often_counts_once() -> None:
     assert rows["blocked"].queue_s > 20  # type: ignore[operator]
     assert d.kernel.counters.lookups == 2
     kinds = Counter((type(record), getattr(record, "request", None)) for record in recorder.records)
-    assert kinds[sc.Admit, "blocked"] == kinds[sc.Enqueue, "blocked"] == kinds[sc.Sources, "blocked"] == 1
+    assert kinds[sc.Admit, "blocked"] == kinds[sc.Enqueue, "blocked"] == kinds[sc.End, "blocked"] == 1
 
 
 # -- percentiles and the whole log ----------------------------------------------------------------

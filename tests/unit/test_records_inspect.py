@@ -112,10 +112,12 @@ def test_names_from_a_log_are_escaped(tmp_path: Path) -> None:
     rows: list[sc.Record] = [
         sc.Header(t=0.0, run="r", part=0, wall=1.0, hotprefix="0", model=evil, fingerprint="f", key="k",
                   page_size=4),
+        sc.RequestInfo(t=1.0, request=evil, arrived=1.0, prompt_tokens=4, max_tokens=1, priority=0,
+                       pages=[evil]),
         sc.Enqueue(t=1.0, request=evil, prompt_tokens=4, matched=0, parked=False),
-        sc.RequestInfo(t=1.0, request=evil, prompt_tokens=4, max_tokens=1, priority=0, pages=[evil]),
         sc.FirstToken(t=2.0, request=evil),
-        sc.End(t=3.0, request=evil, reason="stop", cached=0, computed=4, outputs=1, retractions=0),
+        sc.End(t=3.0, request=evil, reason="stop", device=0, host=0, storage=0, computed=4, recomputed=0,
+               outputs=1, retractions=0),
     ]  # fmt: skip
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(sc.values(row)) + "\n" for row in rows))
@@ -144,10 +146,10 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["totals"]["runs"] == 1
     assert (tmp_path / "a.html").exists()
     with log.open("a") as file:
-        file.write('{"k":"evict","t":1e9,"pages":"x"}\n')
+        file.write('{"k":"evict","t":1e9,"l1":"x"}\n')
     bad = cli(log, "--json")
     assert (bad.returncode, bad.stdout) == (2, "")
-    assert re.search(r"log\.jsonl, line \d+: pages: .*integer", bad.stderr)
+    assert re.search(r"log\.jsonl, line \d+: l1: .*array", bad.stderr)
     assert bad.stderr.strip().count("\n") == 0
     skipped = cli(log, "--json", "--skip-bad")
     assert skipped.returncode == 0
@@ -166,13 +168,14 @@ def big_log(path: Path, requests: int) -> None:
                         page_size=4))  # fmt: skip
         for n in range(requests):
             t, name = n * 0.1, f"r{n}"
+            write(sc.RequestInfo(t=t, request=name, arrived=t, prompt_tokens=4, max_tokens=1, priority=0,
+                                 pages=[name]))  # fmt: skip
             write(sc.Enqueue(t=t, request=name, prompt_tokens=4, matched=0, parked=False))
-            write(sc.RequestInfo(t=t, request=name, prompt_tokens=4, max_tokens=1, priority=0, pages=[name]))
             write(sc.Admit(t=t, request=name, matched=0, matched_at_enqueue=0, restored_host=0,
-                           restored_storage=0, again=False))  # fmt: skip
+                           restored_storage=0, cached=0, again=False))  # fmt: skip
             write(sc.FirstToken(t=t, request=name))
-            write(sc.End(t=t, request=name, reason="stop", cached=0, computed=4, outputs=1, retractions=0))
-            write(sc.Sources(t=t, request=name, device=0, host=0, storage=0))
+            write(sc.End(t=t, request=name, reason="stop", device=0, host=0, storage=0, computed=4,
+                         recomputed=0, outputs=1, retractions=0))  # fmt: skip
 
 
 @pytest.mark.slow

@@ -66,13 +66,17 @@ def test_a_log_says_what_happened_in_order(tmp_path: Path, suffix: str) -> None:
     records = read(path)
     assert isinstance(records[0], sc.Header)
     assert records[0].config["total_pages"] == driver.config.total_pages
-    beside = (sc.Header, sc.RequestInfo, sc.Start, sc.Sources)
-    assert [r for r in records if not isinstance(r, beside)] == [sc.of_event(e) for e in seen]
+    beside = (sc.Header, sc.RequestInfo, sc.End)
+    told = [sc.of_event(e) for e in seen]
+    assert [r for r in records if not isinstance(r, beside)] == [r for r in told if not isinstance(r, beside)]
     count = Counter(type(r) for r in records)
-    assert count[sc.RequestInfo] == count[sc.Enqueue] == len(driver.prompts)
-    assert count[sc.Sources] == len(driver.finish)
-    admissions = [a.request for plan in driver.plans for a in plan.admissions]
-    assert [r.request for r in records if isinstance(r, sc.Start)] == admissions
+    assert count[sc.RequestInfo] == count[sc.Enqueue] + count[sc.Reject]
+    assert count[sc.Enqueue] == len(driver.prompts)
+    ends = {r.request: r for r in records if isinstance(r, sc.End)}
+    assert len(ends) == count[sc.End] == len(driver.finish)
+    assert [dataclasses.replace(ends[r.request], answer=None) for r in told if isinstance(r, sc.End)] == [
+        r for r in told if isinstance(r, sc.End)
+    ]
     times = [r.t for r in records]
     assert times == sorted(times)
 
@@ -91,18 +95,21 @@ def test_neither_tokens_nor_key_are_in_the_log(tmp_path: Path) -> None:
     secret = [1_900_000_000 + 7919 * i for i in range(40)]
     recorder = Recorder(RecordOptions(KEY, tmp_path / "log.jsonl"))
     driver = WatchedDriver(recorder, page_size=4)
-    driver.kernel.submit(  # the fake model cannot run such ids, so they are only submitted
-        request := _request(secret), driver.now
-    )
-    recorder.submitted(request, driver.now)
-    driver.kernel.abort("secret", driver.now)
+    request = _request(secret)  # the fake model cannot run such ids, so they are only submitted
+    recorder.submitted(request, driver.now, driver.now)
+    driver.kernel.submit(request, driver.now)
+    progress = driver.kernel.abort("secret", driver.now)
+    assert progress is not None
+    recorder.ended(progress._replace(said=tk.encode(secret)), driver.now)
     recorder.close()
+    assert any(isinstance(r, sc.End) and r.answer for r in read(tmp_path / "log.jsonl"))
     raw = (tmp_path / "log.jsonl").read_bytes()
     assert b"secret" in raw, "the request is there"
     for token in secret:
         assert str(token).encode() not in raw
         assert token.to_bytes(4, "little") not in raw
         assert token.to_bytes(4, "little").hex().encode() not in raw
+    assert b"alice" not in raw, "a session's name is the client's"
     assert KEY not in raw
     assert KEY.hex().encode() not in raw
     allowed = {f.name for kind in sc.KINDS for f in dataclasses.fields(kind)}
@@ -113,7 +120,7 @@ def test_neither_tokens_nor_key_are_in_the_log(tmp_path: Path) -> None:
 def _request(tokens: list[int]) -> Any:
     from hotprefix.kernel.request import Request
 
-    return Request("secret", tk.encode(tokens), 4)
+    return Request("secret", tk.encode(tokens), 4, session="chat of alice")
 
 
 def test_fingerprints_show_sharing_and_need_the_key() -> None:
@@ -294,9 +301,14 @@ def test_a_torn_tail_is_read_up_to_it(tmp_path: Path) -> None:
         ("{}", "k: missing, so this is no record of an event log"),
         ("not json", "Invalid JSON"),
         ('{"k":"nope","t":9}', "does not match any of the expected tags"),
-        ('{"k":"evict","t":9,"pages":"many"}', "pages: Input should be a valid integer"),
-        ('{"k":"evict","t":9}', "pages: Field required"),
-        ('{"k":"evict","t":5.5,"pages":1}', "t: time goes back from 6.0 to 5.5"),
+        ('{"k":"evict","t":9,"l1":"many"}', "l1: Input should be a valid array"),
+        ('{"k":"evict","t":9}', "l1: Field required"),
+        ('{"k":"evict","t":5.5,"l1":[1]}', "t: time goes back from 6.0 to 5.5"),
+        (
+            '{"k":"request","t":6.5,"request":"a","arrived":7,"prompt_tokens":1,"max_tokens":1,"priority":0,'
+            '"pages":[]}',
+            "arrived: 7.0 is later than the record itself, 6.5",
+        ),
         ("[" * 100_000, "Invalid JSON"),
         ("\x00\xff", "Invalid JSON"),
     ],
@@ -351,9 +363,12 @@ def test_a_file_without_any_record_is_no_quiet_log(tmp_path: Path, content: byte
 
 def test_a_log_of_another_schema_says_which_one(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_text(json.dumps({**sc.values(HEADER), "schema": 99}) + "\n")
-    with pytest.raises(BadLine, match="schema: the log has version 99; this hotprefix reads 1"):
-        read(path)
+    for version in (1, 99):
+        path.write_text(json.dumps({**sc.values(HEADER), "schema": version}) + "\n")
+        with pytest.raises(
+            BadLine, match=f"the log has version {version}; this hotprefix reads 2: read it with"
+        ):
+            read(path)
 
 
 def test_a_reader_ignores_fields_it_does_not_know(tmp_path: Path) -> None:

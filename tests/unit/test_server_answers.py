@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -136,7 +137,7 @@ async def test_echo_alone_scores_a_prompt(prompt: Any) -> None:
     assert choice["logprobs"]["tokens"] == ["h", "i"]
     assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
     assert whole["usage"]["completion_tokens"] == 0
-    assert engine.seen[0].params.max_tokens == 1
+    assert engine.seen[0].params.max_tokens == 0
 
 
 def scored(request: Generate) -> Iterable[Delta]:
@@ -147,6 +148,9 @@ def scored(request: Generate) -> Iterable[Delta]:
     first = TokenLogprob(0xC3, -0.25, 2, ((7, -0.1), (0xC3, -0.25)))
     second = TokenLogprob(0xA9, -math.inf, 3, ((8, 0.0), (9, -math.inf)))
     wanted = prompt if request.params.prompt_logprobs is not None else None
+    if request.params.max_tokens == 0:
+        yield Delta(request.id, "", (), Usage(n, 0), finish=Finish.LENGTH, prompt_logprobs=wanted)
+        return
     yield Delta(request.id, "", (0xC3,), Usage(n, 1), logprobs=(first,), prompt_logprobs=wanted)
     yield Delta(request.id, "é", (0xA9,), Usage(n, 2), logprobs=(second,))
     yield Delta(request.id, "", (), Usage(n, 2), finish=Finish.LENGTH)
@@ -276,3 +280,14 @@ async def test_case_14_salts_never_meet() -> None:
     await post(engine, CHAT, chat(cache_salt="x"))
     await post(engine, CHAT, chat())
     assert [request.salt for request in engine.seen] == [salt(None, "x"), None]
+
+
+async def test_a_request_has_arrived_before_anything_was_done_for_it() -> None:
+    """Times to first token, queue and log count from there; n choices arrive together."""
+    engine = FakeEngine()
+    before = time.monotonic()
+    await post(engine, TEXT, {"prompt": "hi", "n": 2})
+    await post(engine, CHAT, {"messages": [{"role": "user", "content": "hi"}]})
+    arrived = [request.arrived for request in engine.seen]
+    assert all(at is not None and before <= at <= time.monotonic() for at in arrived)
+    assert arrived[0] == arrived[1]

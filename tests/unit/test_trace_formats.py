@@ -399,12 +399,12 @@ def header(run: str = "a", wall: float = 1000.0) -> sc.Header:
 
 def asked(t: float, name: str, tokens: int, *pages: str) -> sc.RequestInfo:
     return sc.RequestInfo(
-        t=t, request=name, prompt_tokens=tokens, max_tokens=9, priority=1, pages=list(pages)
+        t=t, request=name, arrived=t, prompt_tokens=tokens, max_tokens=9, priority=1, pages=list(pages)
     )
 
 
 def ended(t: float, name: str, outputs: int) -> sc.End:
-    return sc.End(t=t, request=name, reason="stop", cached=0, computed=9, outputs=outputs, retractions=0)
+    return sc.End(t=t, request=name, reason="stop", outputs=outputs, retractions=0)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])

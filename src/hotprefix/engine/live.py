@@ -74,7 +74,9 @@ class Live:
         )
 
     def take(self, sampled: Sampled, eos: Collection[int], now: float) -> bool:
-        """Append a sampled token; True where it ends the request."""
+        """Append a sampled token, unless none was asked for; True where it ends the request."""
+        if self.message.params.max_tokens == 0:
+            return False
         self.first = now if self.first is None else self.first
         self.last = now
         self.outputs += 1

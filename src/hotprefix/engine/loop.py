@@ -121,12 +121,13 @@ class EngineLoop:
         try:
             live = Live(message, self._make_text(params), now)
             request = self._request(message, max_tokens)
+            arrived = now if message.arrived is None else min(message.arrived, now)
+            self._watch.tell("submitted", request, arrived, now)
             self.kernel.submit(request, now)
         except Exception:
             self._executor.finish(message.id)
             raise
         self._live[message.id] = live
-        self._watch.tell("submitted", request, now)
 
     def _request(self, message: Generate, max_tokens: int) -> Request:
         wants_prompt_logits = message.params.prompt_logprobs is not None
@@ -206,7 +207,6 @@ class EngineLoop:
             self._storage.land(self.kernel, self._host, self._clock())
         now = self._clock()
         plan = self.kernel.plan(now)
-        self._watch.tell("planned", plan, now)
         self._spent.plan_s += self._clock() - now
         if self._storage is not None:
             self._storage.begin(plan)
@@ -278,7 +278,7 @@ class EngineLoop:
         self._watch.tell("close")
 
     def stats(self) -> EngineStats:
-        status, count = self.kernel.status(), self.kernel.counters
+        status, count = self.kernel.status(self._clock()), self.kernel.counters
         l1 = status.l1
         return EngineStats(
             running=status.running,
@@ -289,7 +289,7 @@ class EngineLoop:
             evictable_pages=l1.evictable,
             protected_pages=l1.protected,
             page_size=self.info.page_size,
-            queried_tokens=count.prompt_tokens,
+            queried_tokens=count.queried_tokens,
             cached_device=count.cached_tokens - count.cached_host_tokens - count.cached_storage_tokens,
             cached_host=count.cached_host_tokens,
             cached_storage=count.cached_storage_tokens,
@@ -298,11 +298,13 @@ class EngineLoop:
             steps=count.steps,
             retractions=count.retractions,
             evicted_pages=count.evicted_pages,
+            prompt_tokens=count.prompt_tokens,
             insight=self._insight(),
         )
 
     def _insight(self) -> Insight:
-        kernel, now, status = self.kernel, self._clock(), self.kernel.status()
+        kernel, now = self.kernel, self._clock()
+        status = kernel.status(now)
         host, prefetch = kernel.tier_counters
         links = self._host.links if self._host is not None else None
         return Insight(

@@ -29,7 +29,7 @@ class Generate(NamedTuple):
     """Ask for one generation. salt: isolates the cache of a tenant. deadline: seconds from now after
     which it is aborted (None = never). session, hold_s: when the request ends well its pages stay protected
     for so many seconds, or until the session's next request takes them over (EngineConfig.session_tokens
-    bounds them)."""
+    bounds them). arrived: when the client's request reached the server, by `time.monotonic`; None = now."""
 
     id: RequestId
     prompt: tuple[int, ...]
@@ -39,6 +39,7 @@ class Generate(NamedTuple):
     deadline: float | None = None
     session: str | None = None
     hold_s: float = 0.0
+    arrived: float | None = None
 
 
 class Usage(NamedTuple):
@@ -184,11 +185,11 @@ class Insight:
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Gauges now and counters since the engine's start. Gauges: running, waiting (requests); L1 pages
-    by state, conserved: free + owned + evictable + protected = total. Counters, tokens: queried and
-    cached_* count each request once, at its first use in prefill (terms.md, *effective reuse*; handed
-    cases 156, 157); computed counts prompt tokens run through prefill, re-computation included;
-    generated counts outputs. Counters, events: steps, retractions, evicted_pages. insight: everything
-    else; None where an engine has none."""
+    by state, conserved: free + owned + evictable + protected = total. Counters, tokens: prompt, queried and
+    cached_* count each request once, at its first use in prefill (effective reuse); prompt all of them,
+    queried those that looked the cache up; computed counts prompt positions computed, re-computation
+    included; generated counts outputs. Counters, events: steps, retractions, evicted_pages. insight:
+    everything else; None where an engine has none."""
 
     running: int
     waiting: int
@@ -207,4 +208,5 @@ class EngineStats:
     steps: int
     retractions: int
     evicted_pages: int
+    prompt_tokens: int = 0
     insight: Insight | None = None

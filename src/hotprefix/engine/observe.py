@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
 from hotprefix.kernel.events import Event
 from hotprefix.kernel.kernel import Kernel
-from hotprefix.kernel.plan import Progress, StepPlan
+from hotprefix.kernel.plan import Progress
 from hotprefix.kernel.request import Request
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,8 @@ class Observer(Protocol):
         """The kernel's sink."""
         ...
 
-    def submitted(self, request: Request, now: float) -> None:
-        """The kernel took a request."""
-        ...
-
-    def planned(self, plan: StepPlan, now: float) -> None:
-        """A plan is about to run."""
+    def submitted(self, request: Request, arrived: float, now: float) -> None:
+        """A request comes to the kernel, which takes or refuses it next. arrived: at the server."""
         ...
 
     def ended(self, progress: Progress, now: float) -> None:

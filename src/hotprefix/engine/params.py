@@ -39,10 +39,10 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0 is off. seed: the random stream is a function of (seed, output
     index) alone, independent of batch mates. logprobs: number of top entries wanted (None = none,
     0 = the sampled token's only). prompt_logprobs likewise for the prompt. min_tokens: end tokens
-    and stops are held back before that many outputs. max_tokens None = what the context leaves.
-    repetition_penalty below 1 favours what was said. stop, stop_token_ids and logit_bias are bounded
-    (`MAX_STOPS`, `MAX_STOP_CHARS`, `MAX_LISTED_TOKENS`), because each output token costs what they hold.
-    Raises InputError.
+    and stops are held back before that many outputs. max_tokens None = what the context leaves,
+    0 = the prompt is scored and nothing said. repetition_penalty below 1 favours what was said. stop,
+    stop_token_ids and logit_bias are bounded (`MAX_STOPS`, `MAX_STOP_CHARS`, `MAX_LISTED_TOKENS`), because
+    each output token costs what they hold. Raises InputError.
     """
 
     max_tokens: int | None = None
@@ -75,7 +75,7 @@ class SamplingParams:
         _whole("top_k", self.top_k, 0, None)
         _whole("min_tokens", self.min_tokens, 0, None)
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, None)
+            _whole("max_tokens", self.max_tokens, 0, None)
             if self.min_tokens > self.max_tokens:
                 raise InputError(
                     f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}", param="min_tokens"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from hotprefix.kernel.plan import Finish, Stall
 from hotprefix.kernel.request import RequestId
-
-SCHEMA_VERSION = 1
+from hotprefix.kernel.sources import Taken, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,9 @@ class Enqueued(Event):
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Event):
-    """matched: tokens reusable from L1 at admission. restored_host/restored_storage: tokens copied back
-    behind them whose source was L2, or L3 while the request waited. again: a re-admission after a
+    """matched: tokens reusable from L1 at admission. restored_host/restored_storage: of those that it starts
+    behind, tokens whose final source is to be L2 or L3, copied for it or for another (sources.py). cached:
+    all that it starts behind, pages that are only planned included. again: a re-admission after a
     retraction."""
 
     request: RequestId
@@ -42,6 +42,7 @@ class Admitted(Event):
     matched_at_enqueue: int
     restored_host: int
     restored_storage: int
+    cached: int
     waited: float
     again: bool
 
@@ -56,6 +57,14 @@ class FetchStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class FetchJoined(Event):
+    """A request waits for a fetch that another has begun."""
+
+    fetch: int
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class FetchEnded(Event):
     """pages: how many came; landed: how many got a place in L2."""
 
@@ -66,10 +75,42 @@ class FetchEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreStarted(Event):
+    """The step being planned copies these L1 pages from L2, those of the request from page `first` on.
+    fetches: for each the fetch that brought it to L2, 0 where it had been copied from L1."""
+
+    request: RequestId
+    first: int
+    pages: tuple[int, ...]
+    fetches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreDone(Event):
+    """A step's copies from L2 have been made. pages: of all its requests. seconds: that they took; 0 where
+    nobody measured."""
+
+    pages: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillStarted(Event):
     """The request's first chunk was planned."""
 
     request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled(Event):
+    """A chunk of prefill ran. start, stop: the positions it computed. taken: what the request took from the
+    cache since its last chunk. use: what both came to; sums of these are all that is known of reuse."""
+
+    request: RequestId
+    start: int
+    stop: int
+    taken: tuple[Taken, ...]
+    use: Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +129,29 @@ class FirstToken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """cached: prompt tokens reused. computed: positions computed, of which recomputed a second time (after a
-    retraction), so that cached + computed - recomputed = prompt + outputs - 1 where it ran to its end."""
+    """cached: prompt tokens reused, of which host and storage came from L2 and L3. computed: positions
+    computed, of which recomputed a second time (after a retraction), so that
+    cached + computed - recomputed = prompt + outputs - 1 where it ran to its end. ran: whether any step of it
+    did; else the tokens were not measured, which is not 0."""
 
     request: RequestId
     reason: Finish
     cached: int
+    host: int
+    storage: int
     computed: int
     recomputed: int
     outputs: int
     retractions: int
+    ran: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected(Event):
+    """error: what kind of refusal, the name of its class."""
+
     request: RequestId
+    error: str
     reason: str
 
 
@@ -115,10 +164,12 @@ class Retracted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Published(Event):
-    """pages added to the tree; planned: by the step in flight, not yet computed."""
+    """pages added to the tree, from page `first` of the request's tokens on; planned: the step in flight
+    computes them, or copies them from L2."""
 
     request: RequestId
-    pages: int
+    first: int
+    pages: tuple[int, ...]
     planned: bool
 
 

@@ -10,7 +10,7 @@ in the step in flight takes effect with its commit.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotprefix.errors import ContextLengthExceeded, ProtocolError, QueueFull, RequestRejected
 from hotprefix.kernel import events as ev
@@ -83,7 +83,7 @@ class Kernel:
             self._refuse(request)
         except (RequestRejected, QueueFull) as error:
             self._s.counters.rejected += 1
-            self._emit(ev.Rejected(now, request.id, str(error)))
+            self._emit(ev.Rejected(now, request.id, type(error).__name__, str(error)))
             raise
         self._serial += 1
         self._s.counters.submitted += 1
@@ -99,13 +99,13 @@ class Kernel:
             raise RequestRejected("the prompt is empty: give at least one token", param="prompt")
         if len(request.key) != len(request.tokens):
             raise RequestRejected("cache_key and tokens differ in length", param="cache_key")
-        if request.max_tokens < 1:
-            raise RequestRejected(f"max_tokens={request.max_tokens}: give at least 1", param="max_tokens")
+        if request.max_tokens < 0:
+            raise RequestRejected(f"max_tokens={request.max_tokens}: give 0 or more", param="max_tokens")
         if request.next_use_s is not None and not 0 <= request.next_use_s < float("inf"):
             raise RequestRejected(
                 f"next_use_s={request.next_use_s}: give seconds >= 0, or None", param="next_use_s"
             )
-        positions = request.prompt_len + request.max_tokens - 1
+        positions = request.prompt_len + max(0, request.max_tokens - 1)
         need = self._s.tables.pages_for(positions)
         if need > config.total_pages:
             raise ContextLengthExceeded(
@@ -253,13 +253,18 @@ class Kernel:
         """(running, waiting) requests."""
         return self._s.running_count, len(self._s.queue) + self._s.parked
 
-    def status(self) -> Status:
+    def status(self, now: float | None = None) -> Status:
+        """Gauges at the time `now`, None = the last call's: a session's hold whose time is up protects
+        nothing, also where no plan has ended it yet. Changes nothing."""
         s = self._s
+        back = s.sessions.expired(s.now if now is None else now)
+        l1 = s.l1.occupancy()
+        l1 = replace(l1, evictable=l1.evictable + back.pages, protected=l1.protected - back.pages)
         return Status(
-            s.running_count, len(s.queue), s.parked, s.l1.occupancy(), s.l1.tree.nodes, s.l1.tree.namespaces,
+            s.running_count, len(s.queue), s.parked, l1, s.l1.tree.nodes, s.l1.tree.namespaces,
             s.host.tier.occupancy() if s.host is not None else None,
             s.prefetch.in_flight if s.prefetch is not None else 0,
-            tuple(group.count() for group in s.l1.groups),
+            tuple(group.count(back.frames.get(group, 0)) for group in s.l1.groups),
         )  # fmt: skip
 
     def check(self) -> None:

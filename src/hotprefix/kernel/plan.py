@@ -244,7 +244,7 @@ class Progress(NamedTuple):
     step only prefilled or the request ended without one. cached: prompt tokens first reused
     (effective reuse, counted once), of which host and storage came from L2 and L3 (the rest from L1).
     computed: positions computed for it so far, of which recomputed a second time. outputs: tokens sampled for
-    it so far. finish: set exactly once per request."""
+    it so far. finish: set exactly once per request. said: all sampled tokens, int32 bytes, with `finish`."""
 
     request: RequestId
     token: int | None
@@ -256,3 +256,4 @@ class Progress(NamedTuple):
     storage: int = 0
     recomputed: int = 0
     outputs: int = 0
+    said: bytes = b""

@@ -42,14 +42,14 @@ class ContentSpan:
 class Request:
     """One generation to run.
 
-    tokens: prompt, int32 bytes, at least one. max_tokens: outputs at most, >= 1. priority: smaller
-    runs first. reuse_limit: leading prompt tokens that may come from the cache (0 where every
-    prompt position's logits are wanted); None = as many as match. cache_key: what identifies the
-    prompt in the cache; equal to `tokens` unless `content_key` made another. share_limit: leading
-    tokens that may be published (None = all). session: when the request ends well, its pages stay
-    protected for at most `hold_s` seconds or until the session's next request takes them over. next_use_s:
-    predicted seconds from this request's end to the session's next one, >= 0 (eviction `reuse`);
-    None = nobody is expected.
+    tokens: prompt, int32 bytes, at least one. max_tokens: outputs at most, >= 0; with 0 the prompt is
+    computed, and what is sampled at its end is nobody's. priority: smaller runs first. reuse_limit:
+    leading prompt tokens that may come from the cache (0 where every prompt position's logits are
+    wanted); None = as many as match. cache_key: what identifies the prompt in the cache; equal to
+    `tokens` unless `content_key` made another. share_limit: leading tokens that may be published (None =
+    all). session: when the request ends well, its pages stay protected for at most `hold_s` seconds or
+    until the session's next request takes them over. next_use_s: predicted seconds from this request's
+    end to the session's next one, >= 0 (eviction `reuse`); None = nobody is expected.
     """
 
     id: RequestId

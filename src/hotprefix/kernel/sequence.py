@@ -15,6 +15,7 @@ from hotprefix.errors import ProtocolError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.request import Request
+from hotprefix.kernel.sources import Taken
 
 
 class Phase(Enum):
@@ -26,10 +27,11 @@ class Phase(Enum):
 
 class Sequence:
     """See the module's rules. `target` is the number of known tokens at admission: what lies below it
-    is prefill. adopted: tokens taken from the cache since the last commit. cached: effective reuse,
+    is prefill. taken: tokens from the cache since the last commit. cached: effective reuse,
     of positions it had never reached before; host and storage are the parts of it that came from
-    L2 and L3. saved: leading pages whose copy in L2 was seen to. fetch: the L3 fetch it waits for;
-    from_storage: the pages [first, last) that one brought to L2. highest: most positions ever reached;
+    L2 and L3. seen: L1's publications when it arrived. held: the step since which it waits for pages that
+    others' steps make. saved: leading pages whose copy in L2 was seen to. fetch: the L3 fetch it waits for;
+    asked: L2's publications when it began to wait for one. highest: most positions ever reached;
     recomputed: positions below it that were computed again.
     shut: with which match, room given back and reserve it was found not to fit.
     usable: what of `memo` all layer groups can go on from, with what it was derived from. windows: per
@@ -40,12 +42,12 @@ class Sequence:
     Times are the driver's clock, seconds."""
 
     __slots__ = (
-        "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
-        "computed_total", "dirty_from", "due", "executed", "failures", "fetch", "fetch_decided",
-        "from_storage", "handle", "highest", "host", "last", "length", "matched_at_enqueue", "memo",
-        "outputs", "overtaken", "phase", "place", "private", "recomputed", "request", "retractions", "said",
-        "saved", "serial", "shared", "shut", "since", "slot", "started", "storage", "suspect_until", "table",
-        "target", "target_key", "usable", "windows",
+        "aborted", "arrival", "asked", "cached", "computed", "computed_total", "dirty_from", "due",
+        "executed", "failures", "fetch", "fetch_decided", "handle", "held", "highest", "host", "last",
+        "length", "matched_at_enqueue", "memo", "outputs", "overtaken", "phase", "place", "private",
+        "recomputed", "request", "retractions", "said", "saved", "seen", "serial", "shared", "shut", "since",
+        "slot", "started", "storage", "suspect_until", "table", "taken", "target", "target_key", "usable",
+        "windows",
     )  # fmt: skip
 
     def __init__(self, request: Request, serial: int, arrival: float) -> None:
@@ -80,17 +82,17 @@ class Sequence:
         self.suspect_until = 0
         self.aborted = False
         self.executed = False
-        self.adopted = 0
+        self.taken: list[Taken] = []
         self.cached = 0
         self.computed_total = 0
         self.recomputed = 0
         self.highest = 0
         self.matched_at_enqueue = 0
+        self.seen = 0
+        self.held: int | None = None
         self.fetch: int | None = None
         self.fetch_decided = False
-        self.from_storage = (0, 0)
-        self.adopted_host = 0
-        self.adopted_storage = 0
+        self.asked: int | None = None
         self.host = 0
         self.saved = 0
         self.storage = 0
@@ -174,7 +176,8 @@ class Sequence:
         self.dirty_from = 0
         self.memo = self.usable = self.shut = None
         self.saved = 0
-        self.adopted = self.adopted_host = self.adopted_storage = 0
+        self.taken = []
+        self.held = None
 
 
 def _cut(prompt: bytes, said: bytearray, start: int, stop: int) -> bytes:

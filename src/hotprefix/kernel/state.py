@@ -6,7 +6,7 @@ flight place it holds is returned on every path. Ended sequences are forgotten.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.expect import Expected
@@ -25,6 +25,7 @@ from hotprefix.kernel.sched.reserve import Reserve
 from hotprefix.kernel.sched.sessions import SessionHolds
 from hotprefix.kernel.sched.tiers import LowerTiers
 from hotprefix.kernel.sequence import Phase, Sequence
+from hotprefix.kernel.sources import Source, Taken
 
 
 class State:
@@ -99,6 +100,7 @@ class State:
         self.sequences[seq.request.id] = seq
         match = self.tables.lookup(seq) if self.config.prefix_cache else None
         seq.matched_at_enqueue = (match.pages - match.planned) * self.config.page_size if match else 0
+        seq.seen = self.l1.pool.publications
         parked = self._join_flight(seq)
         if parked:
             seq.phase = Phase.PARKED
@@ -137,29 +139,60 @@ class State:
         self.queue.admitted(seq)
         seq.phase = Phase.RUNNING
         seq.slot = self.slots.pop()
-        self.tables.open(seq, match)
-        seq.adopted = seq.computed
+        self.tables.open(seq)
+        if match is not None:
+            self.take_over(seq, match)
         self._admissions += 1
         seq.place = self._admissions
         seq.started = False
         self._running.append(seq)
         self.awake.append(seq)
         resident = (match.pages - match.planned) * self.config.page_size if match else 0
+        seq.held = None
         if self.tiers is not None:
-            self.tiers.admitted(seq, resident // self.config.page_size)
+            restored = self.tiers.admitted(seq, resident // self.config.page_size, self.step)
+            if restored:
+                self._note_restore(seq, restored, self.tiers)
         self._note_admission(seq, resident)
 
+    def take_over(self, seq: Sequence, match: Match) -> None:
+        """Use the tree's pages up to the end of a match instead of computing them, and note where each comes
+        from (sources.py)."""
+        before, start, page = seq.shared, seq.computed, self.config.page_size
+        if not self.tables.adopt(seq, match):
+            return
+        # A page of the arrival's hit that is still there was published before that; so were all above it.
+        seen = min(seq.matched_at_enqueue // page, seq.shared)
+        same = bisect_right(seq.table, seq.seen, before, seen, key=self.l1.pool.published.__getitem__)
+        if same > before:
+            seq.taken.append(Taken(start, same * page, Source.DEVICE, same=True))
+            start = same * page
+        if start < seq.computed:
+            if self.tiers is None:
+                seq.taken.append(Taken(start, seq.computed, Source.DEVICE))
+            else:
+                self.tiers.took(seq, start, self.step)
+
+    def _note_restore(self, seq: Sequence, count: int, tiers: LowerTiers) -> None:
+        """The last `count` pages that a sequence shares are copied from L2 in the step being planned."""
+        self.note_published(seq, count, planned=True)
+        if self.emit.wants(ev.RestoreStarted):
+            first = seq.shared - count
+            pages = tuple(seq.table[first : seq.shared])
+            fetches = tuple(tiers.brought_by(page) for page in pages)
+            self.emit(ev.RestoreStarted(self.now, seq.request.id, first, pages, fetches))
+
     def _note_admission(self, seq: Sequence, resident: int) -> None:
-        """Retention is of the enqueue-time hit's own interval; pages only planned now are not yet there."""
-        again = seq.retractions > 0
-        if not again:
-            self.counters.lost_waiting_tokens += max(0, seq.matched_at_enqueue - resident)
+        """What only is planned now is not resident yet."""
         if self.emit.wants(ev.Admitted):
             waited = self.now - seq.arrival
+            copied = dict.fromkeys(Source, 0)
+            for part in seq.taken:
+                copied[part.source] += part.stop - part.start
             self.emit(
                 ev.Admitted(
-                    self.now, seq.request.id, resident, seq.matched_at_enqueue, seq.adopted_host,
-                    seq.adopted_storage, waited, again,
+                    self.now, seq.request.id, resident, seq.matched_at_enqueue, copied[Source.HOST],
+                    copied[Source.STORAGE], seq.computed, waited, seq.retractions > 0,
                 )
             )  # fmt: skip
 
@@ -197,8 +230,15 @@ class State:
         added = self.tables.publish(seq, tokens)
         self.counters.indexed_pages += added
         self.counters.duplicate_pages += seq.shared - before - added
-        if added and self.emit.wants(ev.Published):
-            self.emit(ev.Published(self.now, seq.request.id, added, planned=False))
+        if added:
+            self.note_published(seq, added, planned=False)
+
+    def note_published(self, seq: Sequence, added: int, *, planned: bool) -> None:
+        """The last `added` pages that a sequence shares are new in the tree."""
+        if self.emit.wants(ev.Published):
+            first = seq.shared - added
+            pages = tuple(seq.table[first : seq.shared])
+            self.emit(ev.Published(self.now, seq.request.id, first, pages, planned))
 
     # -- ending -----------------------------------------------------------------------------------
 
@@ -260,10 +300,13 @@ class State:
                     seq.request.id,
                     finish,
                     seq.cached,
+                    seq.host,
+                    seq.storage,
                     seq.computed_total,
                     seq.recomputed,
                     seq.outputs,
                     seq.retractions,
+                    seq.executed,
                 )
             )
 
@@ -287,5 +330,5 @@ def progress_of(
     """What a driver is told about a request."""
     return Progress(
         seq.request.id, token, finish, seq.cached, seq.computed_total, error, seq.host, seq.storage,
-        seq.recomputed, seq.outputs,
+        seq.recomputed, seq.outputs, b"" if finish is None else bytes(seq.said),
     )  # fmt: skip

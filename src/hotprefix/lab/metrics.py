@@ -27,13 +27,14 @@ from hotprefix.lab.metric_names import METRICS
 from hotprefix.lab.window_metrics import link_metrics, window_metrics
 
 QUANTILES: Final = (50, 95, 99)
+HIT_PARTS: Final = ("retained", "regained", "restored_l2", "restored_l3", "recomputed")
 _COLUMNS: Final[tuple[str | pl.Expr, ...]] = (
     "instance", "input_tokens", "output_tokens", "ideal_tokens", "heat", "queue_depth", "arrival_s",
     "admit_s", "prefill_start_s", "prefill_done_s", "first_token_s", "finish_s", "requeue_s",
     "matched_at_enqueue",
-    "matched_at_admission", "retained_tokens", "restored_l2_tokens", "restored_l3_tokens",
+    "matched_at_admission", "retained_tokens", "regained_tokens", "restored_l2_tokens", "restored_l3_tokens",
     "recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens",
-    "retractions",
+    "rework_output_tokens", "retractions",
     *((pl.col("outcome") == name).alias(name) for name in ("finished", "unfinished", "rejected")),
 )  # fmt: skip
 
@@ -203,18 +204,20 @@ def _times(name: str, measured: Floats, so_far: Floats, beyond: int) -> Figures:
 
 
 def _chain(admitted: Rows) -> Figures:
-    """The match on arrival and what became of it until admission."""
+    """The match on arrival and what became of it until it was used; of what was not used yet, nothing is
+    said."""
     sums = _sums(admitted)
     hit, at_admission = sums["matched_at_enqueue"], sums["matched_at_admission"]
+    parts = {part: sums[f"{part}_tokens"] for part in HIT_PARTS}
+    reached = sum(parts.values())
     found: Figures = {
         "enqueue_hit_tokens": hit,
         "admission_hit_tokens": at_admission,
         "net_l1_hit_loss_tokens": hit - at_admission,
         "net_l1_hit_loss_share": ratio(hit - at_admission, hit),
-        "lost_tokens": hit - sums["retained_tokens"],
+        "lost_tokens": reached - parts["retained"],
     }
-    parts = ("retained", "restored_l2", "restored_l3", "recomputed")
-    return found | {f"{part}_share": ratio(sums[f"{part}_tokens"], hit) for part in parts}
+    return found | {f"{part}_share": ratio(tokens, reached) for part, tokens in parts.items()}
 
 
 def _sources(prefilled: Rows) -> Figures:
@@ -234,7 +237,7 @@ def _sources(prefilled: Rows) -> Figures:
         **{f"cached_{tier}_share": ratio(amount, tokens) for tier, amount in cached.items()},
         "computed_tokens": computed,
         "computed_per_request": ratio(computed, len(prefilled["arrival_s"])),
-        "rework_tokens": sums["rework_tokens"],
+        "rework_tokens": sums["rework_tokens"] + sums["rework_output_tokens"],
         "duplication_factor": ratio(computed, new),
     }
 

@@ -1,12 +1,10 @@
 """From records to requests. Owns: `Derivation`, which follows each request through a log, and `RequestRow`.
 
-Rules (terms.md, *Formulas*): streaming; only open requests and the recent prefixes are remembered. Times are
-differences of one run's clock, in the order of events, so none is negative; what was not measured is
-None. Retention is of the enqueue-time hit's own interval [0, matched at enqueue): retained is what L1 still
-held at the first admission; of the rest, restored is what the admission that was really executed copied
-back of that very interval (for itself or for another that shares it), and recomputed is what is left.
-Effective
-reuse counts once, in the window of the first executed step after the admission.
+Rules (terms: docs/records.md): streaming; only open requests and the recent prefixes are remembered. Times
+are differences of one run's clock, in the order of events, so none is negative; what was not measured is
+None. What a request reused, computed, kept and lost is counted by the kernel alone (`kernel.sources.used`),
+in a record for each chunk of prefill that ran: here they are only summed, so a request that has not ended has
+its figures as far as it came. Reuse falls into the window of the step that first used it.
 """
 
 from __future__ import annotations
@@ -22,10 +20,13 @@ HOT_WINDOW_S = 300.0
 
 @dataclass(slots=True)
 class RequestRow:
-    """One request. Times in seconds from its enqueue, arrival by its run's clock; tokens. queue: to the first
-    admission; requeue: waits after retractions, summed. hit_loss: net L1 hit loss, may be negative.
-    retained + restored + recomputed = matched_at_enqueue. device/host/storage: final sources of reuse.
-    hot: its first page was asked for in the 300 s before; None where the prompt has no whole page."""
+    """One request. Times in seconds from its arrival, which is by its run's clock; tokens. queue: to the
+    first admission; requeue: waits after retractions, summed. hit_loss: net L1 hit loss, may be negative.
+    device/host/storage: final sources of reuse. computed: prompt positions, of which again_prompt it had had
+    before a retraction; positions, recomputed_positions: the same of prompt and outputs. retained, regained,
+    restored_host, restored_storage, recomputed: what became of the tokens matched at enqueue; they add up to
+    them once the prompt is done. hot: its first page was asked for in the 300 s before; None where the
+    prompt has no whole page."""
 
     run: str
     request: str
@@ -42,14 +43,17 @@ class RequestRow:
     matched_at_admission: int | None = None
     hit_loss: int | None = None
     retained: int | None = None
+    regained: int | None = None
     restored_host: int | None = None
     restored_storage: int | None = None
     recomputed: int | None = None
-    cached: int | None = None
     device: int | None = None
     host: int | None = None
     storage: int | None = None
     computed: int | None = None
+    again_prompt: int | None = None
+    positions: int | None = None
+    recomputed_positions: int | None = None
     outputs: int | None = None
     retractions: int = 0
     first_use: float | None = None
@@ -59,19 +63,40 @@ class RequestRow:
         """Prompt tokens, where the request ran at all."""
         return None if self.first_use is None else self.prompt_tokens
 
+    @property
+    def cached(self) -> int | None:
+        """Reused tokens."""
+        if self.device is None or self.host is None or self.storage is None:
+            return None
+        return self.device + self.host + self.storage
+
+    @property
+    def reached(self) -> int | None:
+        """Prompt tokens that it has got to, reused or computed: each once."""
+        if self.cached is None or self.computed is None or self.again_prompt is None:
+            return None
+        return self.cached + self.computed - self.again_prompt
+
+    @property
+    def lost(self) -> int | None:
+        """Of the tokens matched at enqueue, those that L1 did not keep until they were used."""
+        parts = (self.regained, self.restored_host, self.restored_storage, self.recomputed)
+        return None if self.regained is None else sum(part or 0 for part in parts)
+
+
+SUMMED = {
+    "device": "device", "host": "host", "storage": "storage", "prompt": "computed",
+    "again_prompt": "again_prompt", "retained": "retained", "regained": "regained",
+    "restored_host": "restored_host", "restored_storage": "restored_storage", "recomputed": "recomputed",
+}  # fmt: skip
+
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended. waiting_since: None while it runs. restore: tokens
-    [first, end) copied back, those from L3 from the one in the middle on, of the admission whose first
-    step has not run yet, or of the one that was executed."""
+    """A request that has not ended. waiting_since: None while it runs."""
 
     row: RequestRow
     waiting_since: float | None
-    executed: bool = False
-    admitted: sc.Admit | None = None
-    restore: tuple[int, int, int] | None = None
-    ended_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -99,15 +124,17 @@ class Totals:
 
 @dataclass(slots=True)
 class Derivation:
-    """Feed it records; it gives rows of requests that have ended. on_step: told of each step."""
+    """Feed it records; it gives rows of requests that have ended. on_step: told of each step; on_prefill: of
+    each chunk of prefill that ran."""
 
     on_step: Callable[[sc.Step], None] = lambda step: None
+    on_prefill: Callable[[sc.Prefill], None] = lambda chunk: None
     totals: Totals = field(default_factory=Totals)
     header: sc.Header | None = None
     _open: dict[str, _Open] = field(default_factory=dict)
+    _asked: dict[str, sc.RequestInfo] = field(default_factory=dict)
     _seen: dict[str, float] = field(default_factory=dict)
-    _fresh: dict[str, _Open] = field(default_factory=dict)
-    _ended: dict[str, _Open] = field(default_factory=dict)
+    _planned: int = 0
     _done: list[RequestRow] = field(default_factory=list)
 
     @property
@@ -130,9 +157,9 @@ class Derivation:
 
     def finish(self) -> Iterator[RequestRow]:
         """Rows of requests whose end the log does not hold."""
-        for one in [*self._ended.values(), *self._open.values()]:
+        for one in self._open.values():
             yield one.row
-        self._open, self._ended, self._fresh = {}, {}, {}
+        self._open, self._asked, self._planned = {}, {}, 0
 
     def _new_run(self, header: sc.Header) -> Iterator[RequestRow]:
         """Another engine process: nothing of the one before goes on."""
@@ -143,22 +170,27 @@ class Derivation:
 
     # -- one record -------------------------------------------------------------------------------
 
+    def _info(self, r: sc.RequestInfo) -> None:
+        """A request comes; it is taken or refused next."""
+        self._asked[r.request] = r
+
     def _enqueue(self, r: sc.Enqueue) -> None:
         assert self.header is not None
-        row = RequestRow(self.header.run, r.request, r.t, r.prompt_tokens, r.matched)
-        self._open[r.request] = _Open(row, r.t)
+        asked = self._asked.pop(r.request, None)
+        arrival = r.t if asked is None else asked.arrived
+        row = RequestRow(self.header.run, r.request, arrival, r.prompt_tokens, r.matched)
+        self._open[r.request] = _Open(row, arrival)
         self.totals.enqueued += 1
+        if asked is not None and asked.pages:
+            self._heat(row, asked.pages[0], r.t)
 
-    def _info(self, r: sc.RequestInfo) -> None:
-        one = self._open.get(r.request)
-        if one is None or not r.pages:
-            return
-        first = one.row.prefix = r.pages[0]
+    def _heat(self, row: RequestRow, first: str, now: float) -> None:
+        row.prefix = first
         last = self._seen.pop(first, None)
-        one.row.hot = last is not None and r.t - last <= HOT_WINDOW_S
-        self._seen[first] = r.t
+        row.hot = last is not None and now - last <= HOT_WINDOW_S
+        self._seen[first] = now
         for name in list(self._seen):  # oldest first
-            if self._seen[name] >= r.t - HOT_WINDOW_S:
+            if self._seen[name] >= now - HOT_WINDOW_S:
                 break
             del self._seen[name]
 
@@ -173,25 +205,22 @@ class Derivation:
                 row.queue_s = waited
             else:
                 row.requeue_s = (row.requeue_s or 0.0) + waited
-        one.waiting_since, one.admitted = None, r
+        one.waiting_since = None
         if row.matched_at_admission is None:
             row.matched_at_admission = r.matched
             row.hit_loss = row.matched_at_enqueue - r.matched
-            row.retained = min(row.matched_at_enqueue, r.matched)
-            self.totals.lost_waiting_tokens += max(0, row.hit_loss)
-        if not one.executed:
-            self._fresh[r.request] = one
 
-    def _start(self, r: sc.Start) -> None:
-        """Where the restored tokens of an admission lie: its own end where it starts to compute, and those
-        from L3 are its last."""
+    def _prefill(self, r: sc.Prefill) -> None:
+        self.totals.lost_waiting_tokens += r.regained + r.restored_host + r.restored_storage + r.recomputed
+        self.on_prefill(r)
         one = self._open.get(r.request)
-        if one is None or one.executed or one.admitted is None:
+        if one is None:
             return
-        one.restore = None
-        if r.restored_from is not None and r.restored_to is not None:
-            storage = one.admitted.restored_storage
-            one.restore = (r.restored_from, max(r.restored_from, r.restored_to - storage), r.restored_to)
+        row = one.row
+        if row.first_use is None:
+            row.first_use = r.t
+        for name, total in SUMMED.items():
+            setattr(row, total, (getattr(row, total) or 0) + getattr(r, name))
 
     def _step(self, r: sc.Step) -> None:
         totals = self.totals
@@ -200,18 +229,9 @@ class Derivation:
         if r.ok:
             totals.prefill_tokens += r.prefill_tokens
             totals.decode_tokens += r.decode_tokens
-            for one in self._fresh.values():
-                if one.waiting_since is None:
-                    _use(one, r.t)
-        self._fresh = {}
+            totals.published_pages += self._planned
+        self._planned = 0
         self.on_step(r)
-        for name in [n for n, one in self._ended.items() if one.ended_at < r.t]:
-            self._done.append(self._ended.pop(name).row)  # the record of its sources is missing
-
-    def _prefill_done(self, r: sc.PrefillDone) -> None:
-        one = self._open.get(r.request)
-        if one is not None:
-            _use(one, r.t)
 
     def _retract(self, r: sc.Retract) -> None:
         one = self._open.get(r.request)
@@ -231,40 +251,24 @@ class Derivation:
         if one is None:
             return
         row = one.row
-        one.ended_at = r.t
-        self._fresh.pop(r.request, None)
-        self._ended[r.request] = one
-        if r.computed:
-            _use(one, r.t)
         row.outcome, row.total_s = r.reason, r.t - row.arrival
-        row.computed, row.outputs = r.computed, r.outputs
-        row.cached = r.cached
-        self._retention(one)
-
-    def _retention(self, one: _Open) -> None:
-        row = one.row
-        if row.retained is None or not one.executed or one.restore is None:
-            return
-        start, storage, stop = one.restore
-        low, high = row.retained, row.matched_at_enqueue
-        row.restored_host = _overlap(low, high, start, storage)
-        row.restored_storage = _overlap(low, high, storage, stop)
-        row.recomputed = high - low - row.restored_host - row.restored_storage
-
-    def _sources(self, r: sc.Sources) -> None:
-        one = self._ended.pop(r.request, None)
-        if one is not None:
-            one.row.device, one.row.host, one.row.storage = r.device, r.host, r.storage
-            self._done.append(one.row)
+        row.outputs = r.outputs
+        row.device, row.host, row.storage = r.device, r.host, r.storage
+        row.positions, row.recomputed_positions = r.computed, r.recomputed
+        self._done.append(row)
 
     def _reject(self, r: sc.Reject) -> None:
+        self._asked.pop(r.request, None)
         self.totals.rejected += 1
 
     def _evict(self, r: sc.Evict) -> None:
-        self.totals.evicted_pages += r.pages
+        self.totals.evicted_pages += len(r.l1)
 
     def _publish(self, r: sc.Publish) -> None:
-        self.totals.published_pages += r.pages
+        if r.planned:
+            self._planned += len(r.l1)
+        else:
+            self.totals.published_pages += len(r.l1)
 
     def _stall(self, r: sc.Stall) -> None:
         self.totals.stalls += 1
@@ -282,16 +286,14 @@ class Derivation:
 
 
 _HANDLERS: dict[type[sc.Record], Callable[[Derivation, Any], None]] = {
-    sc.Enqueue: Derivation._enqueue,
     sc.RequestInfo: Derivation._info,
+    sc.Enqueue: Derivation._enqueue,
     sc.Admit: Derivation._admit,
-    sc.Start: Derivation._start,
+    sc.Prefill: Derivation._prefill,
     sc.Step: Derivation._step,
     sc.Retract: Derivation._retract,
-    sc.PrefillDone: Derivation._prefill_done,
     sc.FirstToken: Derivation._first_token,
     sc.End: Derivation._end,
-    sc.Sources: Derivation._sources,
     sc.Reject: Derivation._reject,
     sc.Evict: Derivation._evict,
     sc.Publish: Derivation._publish,
@@ -300,13 +302,3 @@ _HANDLERS: dict[type[sc.Record], Callable[[Derivation, Any], None]] = {
     sc.FetchStart: Derivation._fetch_start,
     sc.FetchDone: Derivation._fetch_done,
 }  # fmt: skip
-
-
-def _use(one: _Open, now: float) -> None:
-    """Its first step has run: what its admission restored is used now."""
-    if not one.executed:
-        one.executed, one.row.first_use = True, now
-
-
-def _overlap(low: int, high: int, start: int, stop: int) -> int:
-    return max(0, min(high, stop) - max(low, start))

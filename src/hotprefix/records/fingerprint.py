@@ -37,16 +37,27 @@ class Fingerprinter:
         """A name for something that is not a prompt."""
         return hashlib.sha256(text.encode()).hexdigest()[:HEX]
 
+    def of_name(self, namespace: Namespace, name: str) -> str:
+        """A keyed name for something of a namespace's that is not a prompt."""
+        return hmac.digest(self._key, self.root(namespace) + b"name " + name.encode(), "sha256").hex()[:HEX]
+
     def pages(self, namespace: Namespace, tokens: bytes, most: int | None = None) -> list[str]:
         """Fingerprints of the complete pages of `tokens` (int32 bytes), at most the first `most`."""
+        return self.chain(self.root(namespace), tokens, most)[0]
+
+    def root(self, namespace: Namespace) -> bytes:
+        """What a namespace's chains begin with."""
+        return hmac.digest(self._key, root_key(namespace, self._page_size), "sha256")
+
+    def chain(self, last: bytes, tokens: bytes, most: int | None = None) -> tuple[list[str], bytes]:
+        """As `pages`, of the tokens that follow what `last` stands for; and what stands for these too."""
         width = self._page_size * TOKEN_BYTES
-        last = hmac.digest(self._key, root_key(namespace, self._page_size), "sha256")
         count = len(tokens) // width
         found = []
         for at in range(0, (count if most is None else min(count, most)) * width, width):
             last = hmac.digest(self._key, last + tokens[at : at + width], "sha256")
             found.append(last.hex()[:HEX])
-        return found
+        return found, last
 
 
 def load_key(path: Path | None) -> bytes:

@@ -3,8 +3,8 @@
 Rules: part 0 is the path itself, part 7 of `log.jsonl` is `log.00007.jsonl`. JSON lines are flushed with
 every batch, so what a crash leaves is readable but for its last line. A Parquet file is readable only
 when complete, so it is written under a name of its own and renamed when closed. Both hold the same
-records: in Parquet a column for each field of any kind, empty where a kind lacks it, and the header in the
-file's metadata as well as in its first row.
+records: in Parquet a column for each field of any kind, empty where a kind lacks it (a prompt's `pages` are
+`prefixes` there), and the header in the file's metadata as well as in its first row.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hotprefix.records.schema import KINDS, Header, Record, values
 
 SUFFIXES = (".jsonl", ".parquet")
 GROUP = 16384
+AS_TEXT = frozenset({"config", "taken"})  # nested: JSON in a column of its own
 
 
 class Part(Protocol):
@@ -115,8 +116,8 @@ class _Parquet:
     def write(self, records: Sequence[Record]) -> None:
         for record in records:
             row = values(record)
-            if isinstance(record, Header):
-                row["config"] = json.dumps(row["config"])
+            for name in AS_TEXT & row.keys():
+                row[name] = json.dumps(row[name])
             if "pages" in row and isinstance(row["pages"], list):
                 row["prefixes"] = row.pop("pages")
             self._rows.append(row)
@@ -147,12 +148,15 @@ def load_arrow() -> Any:
 
 def arrow_schema(pyarrow: Any) -> Any:
     """A column for each field of any kind of record."""
-    types = {"bool": pyarrow.bool_(), "float": pyarrow.float64(), "int": pyarrow.int64()}
+    types = {
+        "bool": pyarrow.bool_(), "float": pyarrow.float64(), "int": pyarrow.int64(),
+        "list[int]": pyarrow.list_(pyarrow.int64()), "list[str]": pyarrow.list_(pyarrow.string()),
+    }  # fmt: skip
     columns: dict[str, Any] = {"k": pyarrow.string(), "t": pyarrow.float64()}
     for kind in KINDS:
         for name, annotation in kind.__annotations__.items():
-            if annotation == "list[str]":
-                columns["prefixes"] = pyarrow.list_(pyarrow.string())
+            if name == "pages" and annotation == "list[str]":
+                columns["prefixes"] = types[annotation]
             elif name == "schema":
                 columns[name] = pyarrow.int64()
             else:

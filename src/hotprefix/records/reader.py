@@ -3,7 +3,7 @@
 Rules: memory is bounded whatever the log's size. A line that is not a record is an InputError with file,
 line, field and reason, or is skipped and counted if the caller wants that. A part's last line may be torn:
 that is what a crash leaves, so it is counted and no error. Time goes backwards only where another run
-begins, so no duration can be negative.
+begins, and no request is recorded before it arrived, so no duration can be negative.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Annotated, Any, Union
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hotprefix.errors import InputError
-from hotprefix.records.parts import SUFFIXES, load_arrow, parts_of
-from hotprefix.records.schema import KINDS, SCHEMA, Header, Record
+from hotprefix.records.parts import AS_TEXT, SUFFIXES, load_arrow, parts_of
+from hotprefix.records.schema import KINDS, SCHEMA, Header, Record, RequestInfo
 
 _KIND: Any = Union[KINDS]  # noqa: UP007
 _ANY: TypeAdapter[Record] = TypeAdapter(Annotated[_KIND, Field(discriminator="k")])
@@ -91,6 +91,8 @@ class _Order:
             return record
         if record.t < self._t:
             raise ValueError(f"t: time goes back from {self._t} to {record.t}")
+        if isinstance(record, RequestInfo) and record.arrived > record.t:
+            raise ValueError(f"arrived: {record.arrived} is later than the record itself, {record.t}")
         self._t = record.t
         return record
 
@@ -109,7 +111,10 @@ def _reason(error: Exception) -> str:
     if first["type"] == "union_tag_not_found":
         return "k: missing, so this is no record of an event log"
     if where == "schema" and first["type"] == "literal_error":
-        return f"schema: the log has version {first['input']}; this hotprefix reads {SCHEMA}"
+        return (
+            f"schema: the log has version {first['input']}; this hotprefix reads {SCHEMA}: read it with the "
+            "version that wrote it (the header's `hotprefix`)"
+        )
     return f"{where}: {first['msg']}"
 
 
@@ -143,6 +148,6 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in row.items() if value is not None}
     if "prefixes" in found:
         found["pages"] = found.pop("prefixes")
-    if "config" in found:
-        found["config"] = json.loads(found["config"])
+    for name in AS_TEXT & found.keys():
+        found[name] = json.loads(found[name])
     return found

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 
 from hotprefix import __version__
 from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
-from hotprefix.kernel.events import Event
+from hotprefix.kernel.events import Event, Finished, Rejected
 from hotprefix.kernel.kernel import Kernel
-from hotprefix.kernel.plan import Progress, StepPlan
+from hotprefix.kernel.plan import Progress
 from hotprefix.kernel.request import Request
+from hotprefix.kernel.tokens import TOKEN_BYTES
 from hotprefix.records.fingerprint import Fingerprinter
 from hotprefix.records.heat import MAX_PAGES, Heat
 from hotprefix.records.kvevents import KVPublisher, PageEvents
 from hotprefix.records.log import EventLog
-from hotprefix.records.schema import Header, Record, RequestInfo, Sources, Start
+from hotprefix.records.schema import Header, Record, RequestInfo, end
 
 if TYPE_CHECKING:
     from hotprefix.records.spans import Spans
@@ -44,6 +45,16 @@ class RecordOptions:
     spans: Spans | None = None
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A request that has not ended. last: the chain's state behind its prompt's complete pages, once the
+    log's thread has named them. finished: its last event, which waits for what was said."""
+
+    request: Request
+    last: bytes | None = None
+    finished: Finished | None = None
+
+
 class Recorder:
     """An `engine.observe.Observer`. wall: Unix time, seconds."""
 
@@ -53,6 +64,7 @@ class Recorder:
         self._spans = options.spans
         self._kv: KVPublisher | None = None
         self._pages: PageEvents | None = None
+        self._asked: dict[str, _Asked] = {}
 
     def opened(self, kernel: Kernel, info: EngineInfo, fingerprint: str, now: float) -> None:
         """Raises ConfigError where the log or the publisher's address cannot be had."""
@@ -84,39 +96,56 @@ class Recorder:
     # -- what is told -----------------------------------------------------------------------------
 
     def event(self, event: Event) -> None:
-        if self._log is not None:
-            self._log.put(event)
         if self._spans is not None:
             self._spans.event(event)
+        if self._log is None:
+            return
+        if isinstance(event, Finished) and event.request in self._asked:
+            self._asked[event.request].finished = event
+            return
+        self._log.put(event)
+        if isinstance(event, Rejected):
+            self._asked.pop(event.request, None)
 
-    def submitted(self, request: Request, now: float) -> None:
+    def submitted(self, request: Request, arrived: float, now: float) -> None:
         self._heat.add(self._prints.pages(request.namespace, request.key, MAX_PAGES), now)
+        if self._spans is not None:
+            self._spans.arrived(request.id, arrived)
         if self._log is not None:
-            self._log.put(lambda: self._info(request, now))
+            asked = self._asked[request.id] = _Asked(request)
+            self._log.put(lambda: self._info(asked, arrived, now))
 
-    def _info(self, request: Request, now: float) -> Record:
+    def _info(self, asked: _Asked, arrived: float, now: float) -> Record:
+        request = asked.request
+        pages, asked.last = self._prints.chain(self._prints.root(request.namespace), request.key)
         return RequestInfo(
-            t=now, request=request.id, prompt_tokens=request.prompt_len, max_tokens=request.max_tokens,
-            priority=request.priority, pages=self._prints.pages(request.namespace, request.key),
+            t=now, request=request.id, arrived=arrived, prompt_tokens=request.prompt_len,
+            max_tokens=request.max_tokens, priority=request.priority, session=self._session(request),
+            hold_s=request.hold_s or None if request.session is not None else None, pages=pages,
         )  # fmt: skip
 
-    def planned(self, plan: StepPlan, now: float) -> None:
-        if self._log is not None and plan.admissions:
-            for start in starts(plan, self._page_size, now):
-                self._log.put(start)
+    def _session(self, request: Request) -> str | None:
+        """A tenant's session: two tenants may use the same name."""
+        if request.session is None:
+            return None
+        return self._prints.of_name(request.namespace, request.session)
+
+    def _end(self, asked: _Asked, event: Finished, said: bytes) -> Record:
+        """With the pages that the answer completed: those of the prompt are named already."""
+        request = asked.request
+        if asked.last is None:
+            asked.last = self._prints.chain(self._prints.root(request.namespace), request.key)[1]
+        begun = request.prompt_len // self._page_size * self._page_size * TOKEN_BYTES
+        return end(event, self._prints.chain(asked.last, request.key[begun:] + said)[0])
 
     def changed(self, now: float) -> None:
         self._publish()
 
     def ended(self, progress: Progress, now: float) -> None:
-        if self._log is not None:
-            device = progress.cached - progress.host - progress.storage
-            self._log.put(
-                Sources(
-                    t=now, request=progress.request, device=device, host=progress.host,
-                    storage=progress.storage,
-                )
-            )  # fmt: skip
+        asked = self._asked.pop(progress.request, None)
+        if self._log is not None and asked is not None and asked.finished is not None:
+            event, said = asked.finished, progress.said
+            self._log.put(lambda: self._end(asked, event, said))
         if self._spans is not None:
             self._spans.ended(progress, now)
 
@@ -154,26 +183,3 @@ class Recorder:
             self._kv.close()
         if self._spans is not None:
             self._spans.close()
-
-
-def starts(plan: StepPlan, page_size: int, now: float) -> list[Start]:
-    """Where each admission of a plan starts, and which of the tokens before that the plan copies back."""
-    targets = {copy.target for copy in plan.restores}
-    tables = {chunk.request: chunk.table for chunk in plan.chunks.written}
-    found = []
-    for admission in plan.admissions:
-        low: int | None = admission.cached
-        high = low
-        if targets:
-            low = high = None
-            table = tables.get(admission.request, ())
-            restored = [at for at, page in enumerate(table) if page in targets]
-            if table and not restored:
-                low = high = admission.cached
-            elif restored and restored[-1] - restored[0] + 1 == len(restored):
-                low, high = restored[0] * page_size, (restored[-1] + 1) * page_size
-        found.append(
-            Start(t=now, request=admission.request, step=plan.step, cached=admission.cached,
-                  restored_from=low, restored_to=high)
-        )  # fmt: skip
-    return found

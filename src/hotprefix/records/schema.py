@@ -1,6 +1,7 @@
 """The event log's records. Owns: every kind of record, its fields, and how a kernel event becomes one.
 
-Rules: schema 1. A record has `k`, its kind (the names of terms.md's request timeline), and `t`, the
+Rules: schema 2 (schema 1 lacked pages' names, answers and arrivals, and its figures were netted: it is
+refused). A record has `k`, its kind (the names of terms.md's request timeline), and `t`, the
 engine's monotonic clock in seconds; the header tells what that clock's zero is in wall time. Only
 lengths, numbers, reasons and keyed fingerprints appear: no token ids, no text. A field that was not
 measured is left out, never 0. A reader ignores fields it does not know, so adding one keeps the version.
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.plan import Finish
 
-SCHEMA: Literal[1] = 1
+SCHEMA: Literal[2] = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Header(Record):
     key was used (a digest of it). config: the kernel's settings."""
 
     k: Literal["header"] = "header"
-    schema: Literal[1] = SCHEMA
+    schema: Literal[2] = SCHEMA
     run: str
     part: int
     wall: float
@@ -53,13 +54,19 @@ class Enqueue(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestInfo(Record):
-    """Beside each enqueue. pages: fingerprints of the prompt's page prefixes, first page first."""
+    """Before each enqueue, and before the reject of a request that the engine would not take. arrived: when
+    the client's request reached the server, by this run's clock, `t` or earlier. session: its fingerprint;
+    hold_s: how long its pages are asked to stay for the session's next request. pages: fingerprints of the
+    prompt's page prefixes, first page first."""
 
     k: Literal["request"] = "request"
     request: str
+    arrived: float
     prompt_tokens: int
     max_tokens: int
     priority: int
+    session: str | None = None
+    hold_s: float | None = None
     pages: list[str]
 
 
@@ -71,21 +78,8 @@ class Admit(Record):
     matched_at_enqueue: int
     restored_host: int
     restored_storage: int
-    again: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start(Record):
-    """Beside each admit. cached: leading tokens it starts behind, pages planned in the same step included.
-    restored_from, restored_to: the tokens among them that this step copies back from L2, for this request
-    or for another that shares them; absent where the plan does not tell."""
-
-    k: Literal["start"] = "start"
-    request: str
-    step: int
     cached: int
-    restored_from: int | None = None
-    restored_to: int | None = None
+    again: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +88,15 @@ class FetchStart(Record):
     request: str
     fetch: int
     pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchJoin(Record):
+    """A request waits for a fetch that another began."""
+
+    k: Literal["fetch_join"] = "fetch_join"
+    request: str
+    fetch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +109,55 @@ class FetchDone(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreStart(Record):
+    """The step that begins copies these L1 pages from L2, those of the request's tokens from page `first` on.
+    fetches: for each the fetch that brought it to L2, 0 where it had been copied from L1."""
+
+    k: Literal["restore_start"] = "restore_start"
+    request: str
+    first: int
+    l1: list[int]
+    fetches: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreDone(Record):
+    """All copies of a step have been made. seconds: that they took."""
+
+    k: Literal["restore_done"] = "restore_done"
+    pages: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillStart(Record):
     k: Literal["prefill_start"] = "prefill_start"
     request: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill(Record):
+    """A chunk of prefill ran. start, stop: positions computed. taken: what the request took from the cache
+    since its last chunk, as (start, stop, source, whether these are the very pages that it matched on
+    arrival). The other fields count each token once; see `kernel.sources.Use`."""
+
+    k: Literal["prefill"] = "prefill"
+    request: str
+    start: int
+    stop: int
+    taken: list[tuple[int, int, Literal["device", "host", "storage"], bool]]
+    device: int
+    host: int
+    storage: int
+    prompt: int
+    outputs: int
+    again_prompt: int
+    again_outputs: int
+    retained: int
+    regained: int
+    restored_host: int
+    restored_storage: int
+    recomputed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,32 +176,30 @@ class FirstToken(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End(Record):
-    """finish or abort, with the request's totals; reason: stop, length, abort or error."""
+    """finish or abort, with the request's totals; reason: stop, length, abort or error. device, host,
+    storage: final sources of what it reused; absent, like computed and recomputed, where no step of it ran.
+    answer: fingerprints of the complete pages after the prompt's, the one in which the prompt ends first."""
 
     k: Literal["finish", "abort"] = "finish"
     request: str
     reason: Literal["stop", "length", "abort", "error"]
-    cached: int
-    computed: int
+    device: int | None = None
+    host: int | None = None
+    storage: int | None = None
+    computed: int | None = None
+    recomputed: int | None = None
     outputs: int
     retractions: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources(Record):
-    """Beside each end: where the reused tokens finally came from."""
-
-    k: Literal["sources"] = "sources"
-    request: str
-    device: int
-    host: int
-    storage: int
+    answer: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject(Record):
+    """error: the kind of refusal, by the name of its class (`hotprefix.errors`)."""
+
     k: Literal["reject"] = "reject"
     request: str
+    error: str
     reason: str
 
 
@@ -166,16 +213,22 @@ class Retract(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish(Record):
+    """L1 pages that the prefix tree holds from now on, those of the request's tokens from page `first` on.
+    planned: with the end of the step in flight, if it does not fail."""
+
     k: Literal["publish"] = "publish"
     request: str
-    pages: int
+    first: int
+    l1: list[int]
     planned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evict(Record):
+    """L1 pages that the prefix tree gave up."""
+
     k: Literal["evict"] = "evict"
-    pages: int
+    l1: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +266,9 @@ class Dropped(Record):
 
 
 KINDS: tuple[type[Record], ...] = (
-    Header, Enqueue, RequestInfo, Admit, Start, FetchStart, FetchDone, PrefillStart, PrefillDone, FirstToken,
-    End, Sources, Reject, Retract, Publish, Evict, Stall, Step, Dropped,
+    Header, Enqueue, RequestInfo, Admit, FetchStart, FetchJoin, FetchDone, RestoreStart, RestoreDone,
+    PrefillStart, Prefill, PrefillDone, FirstToken, End, Reject, Retract, Publish, Evict, Stall, Step,
+    Dropped,
 )  # fmt: skip
 
 
@@ -224,12 +278,40 @@ def _same(kind: type[Record]) -> Callable[[Any], Record]:
     return lambda event: kind(t=event.now, **{name: getattr(event, name) for name in names})
 
 
-def _end(event: ev.Finished) -> Record:
+def end(event: ev.Finished, answer: list[str] | None = None) -> End:
+    """answer: see `End`."""
+    totals: dict[str, int] = {}
+    if event.ran:
+        totals = {
+            "device": event.cached - event.host - event.storage, "host": event.host,
+            "storage": event.storage, "computed": event.computed, "recomputed": event.recomputed,
+        }  # fmt: skip
     return End(
         t=event.now, k="abort" if event.reason is Finish.ABORT else "finish", request=event.request,
-        reason=event.reason.value, cached=event.cached, computed=event.computed, outputs=event.outputs,
-        retractions=event.retractions,
+        reason=event.reason.value, outputs=event.outputs, retractions=event.retractions, answer=answer,
+        **totals,
     )  # fmt: skip
+
+
+def _prefill(event: ev.Prefilled) -> Record:
+    return Prefill(
+        t=event.now, request=event.request, start=event.start, stop=event.stop,
+        taken=[(part.start, part.stop, part.source.value, part.same) for part in event.taken],
+        **event.use._asdict(),
+    )  # fmt: skip
+
+
+def _restore_start(event: ev.RestoreStarted) -> Record:
+    return RestoreStart(
+        t=event.now, request=event.request, first=event.first, l1=list(event.pages),
+        fetches=list(event.fetches),
+    )  # fmt: skip
+
+
+def _publish(event: ev.Published) -> Record:
+    return Publish(
+        t=event.now, request=event.request, first=event.first, l1=list(event.pages), planned=event.planned
+    )
 
 
 def _stall(event: ev.Stalled) -> Record:
@@ -244,15 +326,19 @@ OF_EVENT: dict[type[ev.Event], Callable[[Any], Record]] = {
     ev.Enqueued: _same(Enqueue),
     ev.Admitted: _same(Admit),
     ev.FetchStarted: _same(FetchStart),
+    ev.FetchJoined: _same(FetchJoin),
     ev.FetchEnded: _same(FetchDone),
+    ev.RestoreStarted: _restore_start,
+    ev.RestoreDone: _same(RestoreDone),
     ev.PrefillStarted: _same(PrefillStart),
+    ev.Prefilled: _prefill,
     ev.PrefillDone: _same(PrefillDone),
     ev.FirstToken: _same(FirstToken),
-    ev.Finished: _end,
+    ev.Finished: end,
     ev.Rejected: _same(Reject),
     ev.Retracted: _same(Retract),
-    ev.Published: _same(Publish),
-    ev.Evicted: lambda event: Evict(t=event.now, pages=len(event.pages)),
+    ev.Published: _publish,
+    ev.Evicted: lambda event: Evict(t=event.now, l1=list(event.pages)),
     ev.Stalled: _stall,
     ev.Stepped: _same(Step),
 }

@@ -55,16 +55,18 @@ def endpoint(url: str) -> str:
 
 @dataclass(slots=True)
 class _Life:
-    """A request that has not ended. phase: the child that is open, since then. admitted: tokens matched in
-    L1 at the first admission."""
+    """A request that has not ended. arrived: at the server. phase: the child that is open, since then.
+    admitted: tokens matched in L1 at the first admission. ran: whether a step of it has run."""
 
     enqueued: ev.Enqueued
+    arrived: float
     phase: str
     since: float
     phases: list[tuple[str, float, float]] = field(default_factory=list)
     marks: list[tuple[str, float, Attributes]] = field(default_factory=list)
     admitted: int | None = None
     retractions: int = 0
+    ran: bool = False
 
     def enter(self, phase: str, now: float) -> None:
         self.phases.append((self.phase, self.since, now))
@@ -80,9 +82,11 @@ class Spans:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("hotprefix", __version__)
         self._live: dict[str, _Life] = {}
+        self._arrived: dict[str, float] = {}
         self._told: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.Enqueued: self._enqueued,
             ev.Admitted: self._admitted,
+            ev.Prefilled: self._ran,
             ev.PrefillDone: self._prefilled,
             ev.Retracted: self._retracted,
             ev.Rejected: self._rejected,
@@ -92,6 +96,10 @@ class Spans:
         """wall: Unix time at the engine's clock `now`, seconds."""
         self._model = model
         self._zero = round(wall * 1e9) - round(now * 1e9)
+
+    def arrived(self, request: str, now: float) -> None:
+        """When a request that the kernel takes or refuses next reached the server."""
+        self._arrived[request] = now
 
     def event(self, event: ev.Event) -> None:
         told = self._told.get(type(event))
@@ -104,8 +112,8 @@ class Spans:
         if life is None:
             return
         life.enter("", now)
-        with_totals = self._known(life) | _totals(progress)
-        span = self._begin(progress.request, life.enqueued.now, with_totals)
+        with_totals = self._known(life) | _totals(progress, life.ran)
+        span = self._begin(progress.request, life.arrived, with_totals)
         under = set_span_in_context(span, Context())
         for name, begin, end in life.phases:
             child = self._tracer.start_span(name, under, start_time=self._ns(begin))
@@ -125,7 +133,8 @@ class Spans:
     # -- events -----------------------------------------------------------------------------------
 
     def _enqueued(self, event: ev.Enqueued) -> None:
-        self._live[event.request] = _Life(event, "queue", event.now)
+        arrived = self._arrived.pop(event.request, event.now)
+        self._live[event.request] = _Life(event, arrived, "queue", arrived)
 
     def _admitted(self, event: ev.Admitted) -> None:
         life = self._live[event.request]
@@ -135,6 +144,9 @@ class Spans:
         if event.restored_host or event.restored_storage:
             tokens = {"hotprefix.host": event.restored_host, "hotprefix.storage": event.restored_storage}
             life.marks.append(("restore", event.now, tokens))
+
+    def _ran(self, event: ev.Prefilled) -> None:
+        self._live[event.request].ran = True
 
     def _prefilled(self, event: ev.PrefillDone) -> None:
         self._live[event.request].enter("decode", event.now)
@@ -148,7 +160,8 @@ class Spans:
         life.marks.append(("retract", event.now, why))
 
     def _rejected(self, event: ev.Rejected) -> None:
-        span = self._begin(event.request, event.now, {"error.type": "rejected"})
+        arrived = self._arrived.pop(event.request, event.now)
+        span = self._begin(event.request, arrived, {"error.type": "rejected"})
         span.set_status(Status(StatusCode.ERROR, event.reason))
         span.end(self._ns(event.now))
 
@@ -176,19 +189,23 @@ class Spans:
         return found
 
 
-def _totals(progress: Progress) -> Attributes:
-    """What a request's last progress says. An error is named by its type, which stands before the colon."""
+def _totals(progress: Progress, ran: bool) -> Attributes:
+    """What a request's last progress says; of one that never ran, nothing about the cache. An error is named
+    by its type, which stands before the colon."""
     assert progress.finish is not None
     found: Attributes = {
         "gen_ai.response.finish_reasons": (progress.finish.value,),
         "gen_ai.usage.output_tokens": progress.outputs,
-        "gen_ai.usage.cache_read.input_tokens": progress.cached,
-        "hotprefix.cached.device": progress.cached - progress.host - progress.storage,
-        "hotprefix.cached.host": progress.host,
-        "hotprefix.cached.storage": progress.storage,
-        "hotprefix.computed_tokens": progress.computed,
-        "hotprefix.recomputed_tokens": progress.recomputed,
     }
+    if ran:
+        found |= {
+            "gen_ai.usage.cache_read.input_tokens": progress.cached,
+            "hotprefix.cached.device": progress.cached - progress.host - progress.storage,
+            "hotprefix.cached.host": progress.host,
+            "hotprefix.cached.storage": progress.storage,
+            "hotprefix.computed_tokens": progress.computed,
+            "hotprefix.recomputed_tokens": progress.recomputed,
+        }
     if progress.error is not None:
         found["error.type"] = progress.error.partition(":")[0]
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hotprefix.records.derive import Derivation, RequestRow, Totals
 from hotprefix.records.reader import ReadReport, read_log
-from hotprefix.records.schema import Header, Step
+from hotprefix.records.schema import Header, Prefill, Step
 from hotprefix.records.sketch import Sketch
 
 WINDOW_S = 30
@@ -24,8 +24,10 @@ QUANTILES = (0.5, 0.9, 0.99)
 SLOWEST = 20
 PREFIXES = 4096
 TOKEN_FIELDS = (
-    "prompt_tokens", "ran_tokens", "cached", "device", "host", "storage", "computed", "matched_at_enqueue",
-    "retained", "restored_host", "restored_storage", "recomputed", "hit_loss",
+    "prompt_tokens", "ran_tokens", "reached", "cached", "device", "host", "storage", "computed",
+    "again_prompt", "positions", "recomputed_positions", "outputs", "matched_at_enqueue", "retained", "lost",
+    "regained",
+    "restored_host", "restored_storage", "recomputed", "hit_loss",
 )  # fmt: skip
 TIME_FIELDS = ("queue_s", "requeue_s", "ttft_s", "total_s")
 
@@ -55,7 +57,8 @@ class Group:
 
 @dataclass(slots=True)
 class Window:
-    """What fell into one window. cached: effective reuse, at its first use; peaks of the steps' gauges."""
+    """What fell into one window, by the end of the step. cached: effective reuse, at its first use; uncached:
+    prompt tokens computed, those computed again included; peaks of the steps' gauges."""
 
     cached: int = 0
     uncached: int = 0
@@ -127,39 +130,40 @@ def summarize(path: Path, *, skip_bad: bool = False) -> Summary:
 
     def step(record: Step) -> None:
         window = found.window(record.t + derivation.offset)
-        window.uncached += record.prefill_tokens if record.ok else 0
         window.waiting = max(window.waiting, record.waiting)
         window.running = max(window.running, record.running)
 
-    def ended(row: RequestRow, offset: float) -> None:
-        _add(found, row, offset)
+    def ended(row: RequestRow) -> None:
+        _add(found, row)
         if row.ttft_s is not None:
             heapq.heappush(heap, (row.ttft_s, found.groups["all"].requests, row))
             if len(heap) > SLOWEST:
                 heapq.heappop(heap)
 
-    derivation.on_step = step
+    def prefill(record: Prefill) -> None:
+        window = found.window(record.t + derivation.offset)
+        window.cached += record.device + record.host + record.storage
+        window.uncached += record.prompt
+
+    derivation.on_step, derivation.on_prefill = step, prefill
     for record in read_log(path, found.read, skip_bad=skip_bad):
-        offset = derivation.offset
         for row in derivation.feed(record):
-            ended(row, offset)
+            ended(row)
         at = record.t + derivation.offset
         if not isinstance(record, Header) or found.started is None:
             found.started = at if found.started is None else found.started
             found.ended = at
     for row in derivation.finish():
-        ended(row, derivation.offset)
+        ended(row)
     found.header, found.totals = derivation.header, derivation.totals
     found.slowest = [row for _, _, row in sorted(heap, reverse=True)]
     return found
 
 
-def _add(found: Summary, row: RequestRow, offset: float) -> None:
+def _add(found: Summary, row: RequestRow) -> None:
     found.outcomes[row.outcome] += 1
     found.groups["all"].add(row)
     found.groups["short" if row.hot is None else "hot" if row.hot else "cold"].add(row)
-    if row.cached and row.first_use is not None:
-        found.window(row.first_use + offset).cached += row.cached
     if row.prefix is not None:
         _count_prefix(found.prefixes, row)
 

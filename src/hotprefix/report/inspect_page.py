@@ -22,14 +22,16 @@ from hotprefix.report.text import DASH, seconds, whole
 _TIMES = (("ttft_s", "Time to first token"), ("queue_s", "Queue wait"), ("total_s", "Enqueue to end"),
           ("requeue_s", "Waits after retractions"))  # fmt: skip
 _SOURCES = (("device", "L1, device", "d"), ("host", "L2, host", "c"), ("storage", "L3, storage", "b"),
-            ("computed_prompt", "computed", "a"))  # fmt: skip
-_RETENTION = (("retained", "retained in L1", "d"), ("restored_host", "restored from L2", "c"),
-              ("restored_storage", "restored from L3", "b"), ("recomputed", "recomputed", "a"))  # fmt: skip
+            ("computed_once", "computed", "a"))  # fmt: skip
+_RETENTION = (("retained", "retained in L1", "d"), ("regained", "lost, in L1 again", "d"),
+              ("restored_host", "restored from L2", "c"), ("restored_storage", "restored from L3", "b"),
+              ("recomputed", "recomputed", "a"))  # fmt: skip
 _GLOSSARY = (
     ("matched at enqueue", "prompt tokens that L1 could have given when the request arrived."),
-    ("retention", "what became of exactly those tokens: still in L1 at admission, restored, or recomputed."),
+    ("retention", "what became of exactly those tokens until they were used: retained (the very pages), or "
+     "lost and then in L1 again through others, restored, or recomputed."),
     ("net L1 hit loss", "matched at enqueue minus matched at admission; negative where others added to it."),
-    ("source", "where each prompt token of a request that ran finally came from; each counts once."),
+    ("source", "where each prompt token that a request has reached finally came from; each counts once."),
     ("hot, cold, short", "first page asked for in the 300 s before; not; prompt without a whole page."),
     ("cached tokens/s", "reuse counted once per request, where it is first used; observed, not capacity."),
     ("p50, p90, p99", "from a histogram, within 1 %; means, counts and sums are exact."),
@@ -87,10 +89,10 @@ def _notes(s: Summary) -> list[str]:
 def _cards(s: Summary) -> list[tuple[str, str, str]]:
     g = s.groups["all"]
     t = g.tokens
-    used = t["device"] + t["host"] + t["storage"]
+    used = t["cached"]
     ttft = g.times["ttft_s"].quantile(0.5)
     return [
-        ("Reused", _share(used, t["ran_tokens"]), f"{whole(used)} of {whole(t['ran_tokens'])} prompt tokens"),
+        ("Reused", _share(used, t["reached"]), f"{whole(used)} of {whole(t['reached'])} prompt tokens"),
         ("Lost while waiting", whole(s.totals.lost_waiting_tokens),
          f"tokens; net L1 hit loss {whole(t['hit_loss'])} of {whole(t['matched_at_enqueue'])} matched"),
         ("Median TTFT", seconds(ttft) if ttft is not None else DASH, f"{g.times['ttft_s'].count:,} requests"),
@@ -153,22 +155,23 @@ def _bars(s: Summary, title: str, parts: tuple[tuple[str, str, str], ...]) -> di
 
 def _amount(group: Group, field: str) -> float:
     t = group.tokens
-    if field == "computed_prompt":
-        return max(0, t["ran_tokens"] - t["device"] - t["host"] - t["storage"])
-    return t[field]
+    return t["computed"] - t["again_prompt"] if field == "computed_once" else t[field]
 
 
 def _groups_table(s: Summary) -> dict[str, Any]:
     heads = (
-        "group", "requests", "prompt tokens", "reused", "L1", "L2", "L3", "positions computed",
-        "matched at enqueue", "retained", "net L1 hit loss",
+        "group", "requests", "prompt tokens", "reused", "L1", "L2", "L3", "computed", "again",
+        "matched at enqueue", "retained", "lost", "net L1 hit loss",
     )  # fmt: skip
-    fields = ("device", "host", "storage", "computed", "matched_at_enqueue", "retained", "hit_loss")
+    fields = (
+        "device", "host", "storage", "computed", "again_prompt", "matched_at_enqueue", "retained", "lost",
+        "hit_loss",
+    )  # fmt: skip
     rows = []
     for name, g in s.groups.items():
         if g.requests:
             t = g.tokens
-            share = _share(t["device"] + t["host"] + t["storage"], t["ran_tokens"])
+            share = _share(t["cached"], t["reached"])
             sums = (whole(t[field]) for field in fields)
             rows.append((name, f"{g.requests:,}", whole(t["prompt_tokens"]), share, *sums))
     return {"title": "Tokens by group", "heads": heads, "rows": rows}
@@ -222,7 +225,8 @@ def _chain(row: RequestRow, top: float) -> dict[str, Any]:
         "cells": (
             row.request, _maybe(row.queue_s), _maybe(row.ttft_s), _maybe(row.total_s), row.outcome,
             whole(row.prompt_tokens), f"{row.matched_at_enqueue:,} → {whole(row.matched_at_admission)}",
-            whole(row.retained), whole(row.restored_host), whole(row.restored_storage), whole(row.recomputed),
+            whole(row.retained), whole(row.regained), whole(row.restored_host), whole(row.restored_storage),
+            whole(row.recomputed),
             whole(row.cached), f"{row.retractions}",
         ),
     }  # fmt: skip

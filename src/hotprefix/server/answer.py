@@ -46,7 +46,6 @@ class Answer:
     usage_in_stream: bool = False
     usage_in_chunks: bool = False
     by_source: bool = False
-    discard_output: bool = False
     grammar_field: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _index: dict[str, int] = field(init=False)
@@ -76,7 +75,7 @@ class Answer:
         """Counts so far. cached_tokens are those of each prompt's first choice."""
         firsts = self._usage[:: self.n]
         prompt = sum(usage.prompt_tokens for usage in firsts)
-        output = 0 if self.discard_output else sum(usage.completion_tokens for usage in self._usage)
+        output = sum(usage.completion_tokens for usage in self._usage)
         details: dict[str, Any] = {"cached_tokens": sum(usage.cached_tokens for usage in firsts)}
         if self.by_source:
             details["cached_tokens_by_source"] = {

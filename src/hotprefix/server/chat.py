@@ -55,13 +55,16 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def max_tokens(body: Chat) -> int | None:
-    """Raises InputError where the two names of the limit differ."""
+    """Raises InputError where the two names of the limit differ, or nothing may be said."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         raise InputError(
             f"max_tokens={old} and max_completion_tokens={new} differ: give one", param="max_tokens"
         )
-    return new if new is not None else old
+    limit = new if new is not None else old
+    if limit == 0:
+        raise InputError("max_tokens=0: give a whole number >= 1", param="max_tokens")
+    return limit
 
 
 def check(body: Chat) -> None:

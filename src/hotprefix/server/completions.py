@@ -2,7 +2,7 @@
 
 Rules: a prompt is a text, a list of texts, a list of token ids, or a list of such lists; an empty one is
 refused by its place. `echo` puts the prompt before the output, log-probabilities included;
-`max_tokens` 0 is allowed with it (the token that is computed anyway is thrown away).
+`max_tokens` 0 is allowed with it: the engine computes the prompt and says nothing.
 """
 
 from __future__ import annotations
@@ -112,13 +112,11 @@ class CompletionChoice:
             shown = self._echoed or ""
             if self._echoed is not None and self._body.logprobs is not None:
                 self._add_part(zip(self._prompt, [None, *self._prompt_logprobs], strict=True))
-        if self._body.max_tokens != 0:
-            shown += delta.text
-            self._add_part((entry.token, entry) for entry in delta.logprobs)
+        shown += delta.text
+        self._add_part((entry.token, entry) for entry in delta.logprobs)
         self._texts.append(shown)
         if delta.finish is not None:
-            reason = "length" if self._body.max_tokens == 0 else finish_reason(delta.finish)
-            self._end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
+            self._end = {"finish_reason": finish_reason(delta.finish), "stop_reason": delta.stop_reason}
         elif not shown:
             return []
         waiting, self._sent = self._parts[self._sent :], len(self._parts)

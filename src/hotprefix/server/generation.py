@@ -24,7 +24,7 @@ from hotprefix.errors import HotprefixError
 from hotprefix.kernel.plan import Finish
 from hotprefix.server.answer import Answer
 from hotprefix.server.errors import ApiError, from_error
-from hotprefix.server.guard import Gate
+from hotprefix.server.guard import ARRIVED, Gate
 from hotprefix.server.metrics import Metrics, Watch
 
 SSE_HEADERS = [
@@ -75,10 +75,10 @@ class GenerationResponse(Response):
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._sse:
-            await self._stream(Events(send, self._keepalive_s))
+            await self._stream(Events(send, self._keepalive_s), scope[ARRIVED])
             return
         async with await self._engine.submit(self._answer.requests) as stream:
-            watch = self._metrics.watch(time.monotonic())
+            watch = self._metrics.watch(scope[ARRIVED])
             async for delta in stream:
                 self._chunks(delta, watch)
         await JSONResponse(self._answer.whole())(scope, receive, send)
@@ -98,10 +98,10 @@ class GenerationResponse(Response):
             return ApiError(503, message, code="engine_unavailable", headers={"retry-after": "1"})
         return ApiError(500, delta.error or "the generation was aborted", code="generation_failed")
 
-    async def _stream(self, events: Events) -> None:
+    async def _stream(self, events: Events, arrived: float) -> None:
         try:
             async with events.beating(), await self._engine.submit(self._answer.requests) as stream:
-                watch = self._metrics.watch(time.monotonic())
+                watch = self._metrics.watch(arrived)
                 async for delta in stream:
                     found = b"".join(map(_event, self._chunks(delta, watch)))
                     if stream.ended:

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import json
 import re
+import time
 import uuid
 from collections.abc import Callable
 
@@ -26,6 +27,7 @@ from hotprefix.server.sites import Sites
 OPEN_PATHS = frozenset({"/health", "/readyz", "/livez"})
 PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
+ARRIVED = "hotprefix.arrived"
 
 
 class Gate:
@@ -67,6 +69,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope[ARRIVED] = time.monotonic()
         headers = Headers(scope=scope)
         send = self._stamped(headers, send)
         refused = self._sites.wrong_host(headers)

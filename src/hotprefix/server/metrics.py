@@ -32,13 +32,13 @@ class Metrics:
         self._registry.register(self.engine)
         self._aliases: dict[str, Histogram] = {}
         self._ttft = self._both("time_to_first_token_seconds", "time_to_first_token_seconds", LATENCY_S,
-                                "Request taken to first output token.")  # fmt: skip
+                                "Arrival of the request to first output token.")  # fmt: skip
         self._queue = self._both("queue_seconds", "request_queue_time_seconds", LATENCY_S,
                                  "Request queued to first admission.")  # fmt: skip
         self._prefill = self._both("prefill_seconds", "request_prefill_time_seconds", LATENCY_S,
                                    "First admission to first output token.")  # fmt: skip
         self._total = self._both("request_seconds", "e2e_request_latency_seconds", LATENCY_S,
-                                 "Request taken to its end.")  # fmt: skip
+                                 "Arrival of the request to its end.")  # fmt: skip
         self._gap = self._both("inter_token_seconds", "inter_token_latency_seconds", GAP_S,
                                "Between two deliveries of one generation, per token.")  # fmt: skip
         self._decode = self._both("decode_seconds", "request_decode_time_seconds", LATENCY_S,
@@ -186,7 +186,7 @@ def _own(stats: EngineStats) -> Iterator[Metric]:
         reused.add_metric([source], getattr(stats, f"cached_{source}"))
     yield reused
     for name, text, value in (
-        ("queried_tokens", "Prompt tokens of generations that started.", stats.queried_tokens),
+        ("queried_tokens", "Prompt tokens looked up, once per request.", stats.queried_tokens),
         ("computed_tokens", "Prompt tokens computed, re-computation included.", stats.computed_tokens),
         ("generated_tokens", "Output tokens.", stats.generated_tokens),
         ("steps", "Forward passes.", stats.steps),
@@ -219,7 +219,7 @@ def _aliases(stats: EngineStats, model: str) -> Iterator[Metric]:
     yield counter("prefix_cache_queries", stats.queried_tokens, "Prompt tokens looked up, once per request.")
     yield counter("prefix_cache_hits", hits, "Prompt tokens found and used.")
     yield counter("prompt_tokens_cached", hits, "Prompt tokens found and used.")
-    yield counter("prompt_tokens", stats.queried_tokens, "Prompt tokens of started requests.")
+    yield counter("prompt_tokens", stats.prompt_tokens, "Prompt tokens of started requests.")
     yield counter("generation_tokens", stats.generated_tokens, "Output tokens.")
     yield counter("num_preemptions", stats.retractions, "Preemptions.")
     by_source = CounterMetricFamily(

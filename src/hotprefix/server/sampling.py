@@ -171,8 +171,10 @@ def requests_for(
     body: Generation,
     id_: str,
     salt: str | None,
+    arrived: float,
 ) -> list[Generate]:
-    """One engine request for each choice, in the order of their indices: prompt 0's n, prompt 1's n ..."""
+    """One engine request for each choice, in the order of their indices: prompt 0's n, prompt 1's n ...
+    arrived: when the HTTP request came, by `time.monotonic`."""
     settings = [_with_seed(params, choice) for choice in range(n)]
     return [
         Generate(
@@ -183,6 +185,7 @@ def requests_for(
             salt=salt,
             session=body.session_id,
             hold_s=body.session_hold_s if body.session_id is not None else 0.0,
+            arrived=arrived,
         )
         for number, prompt in enumerate(prompts)
         for ids in [tuple(prompt)]

@@ -22,7 +22,7 @@ from hotprefix.server.bodies import check
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
 from hotprefix.server.generation import Engine, GenerationResponse
-from hotprefix.server.guard import TENANT, Gate, salt
+from hotprefix.server.guard import ARRIVED, TENANT, Gate, salt
 from hotprefix.server.intake import Intake
 from hotprefix.server.metrics import Metrics
 from hotprefix.server.presence import while_there
@@ -101,14 +101,15 @@ class Service:
         completions.check(body)
         self._check_choices(completions.prompt_count(body), body.n, info)
         prompts = completions.prompts_of(body, text)
-        max_tokens = 1 if body.max_tokens == 0 else body.max_tokens
         for number, prompt in enumerate(prompts):
-            check_length(prompt, max_tokens, info, "prompt" if len(prompts) == 1 else f"prompt[{number}]")
+            check_length(
+                prompt, body.max_tokens, info, "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+            )
         echo_logprobs = body.logprobs if body.echo else None
         grammar_field, structured = structured_output(body)
         params = sampling_params(
             body,
-            max_tokens=max_tokens,
+            max_tokens=body.max_tokens,
             skip_special_tokens=body.skip_special_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=_larger(body.prompt_logprobs, echo_logprobs),
@@ -116,7 +117,9 @@ class Service:
         )
         params.check_vocab(info.vocab_size)
         id_ = f"cmpl-{uuid.uuid4().hex}"
-        requests = requests_for(prompts, body.n, params, body, id_, _salt(request, body))
+        requests = requests_for(
+            prompts, body.n, params, body, id_, _salt(request, body), request.scope[ARRIVED]
+        )
         choices = [
             completions.CompletionChoice(
                 number, body, text, one.prompt, completions.echoed(body, number // body.n, one.prompt, text)
@@ -124,7 +127,7 @@ class Service:
             for number, one in enumerate(requests)
         ]
         answer = Answer(id_, model, "text_completion", "text_completion", requests, choices, body.n)
-        answer.discard_output, answer.grammar_field = body.max_tokens == 0, grammar_field
+        answer.grammar_field = grammar_field
         return _with_options(answer, request, body), body.stream
 
     def _chat(self, request: Request, value: Any) -> tuple[Answer, bool]:
@@ -149,7 +152,9 @@ class Service:
         )
         params.check_vocab(info.vocab_size)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
-        requests = requests_for([prompt], body.n, params, body, id_, _salt(request, body))
+        requests = requests_for(
+            [prompt], body.n, params, body, id_, _salt(request, body), request.scope[ARRIVED]
+        )
         choices: Sequence[Choice] = [chat.ChatChoice(number, body, text, prompt) for number in range(body.n)]
         answer = Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n)
         answer.grammar_field = grammar_field

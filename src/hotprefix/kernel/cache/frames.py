@@ -14,7 +14,7 @@ optional: only the page at whose end a chunk stops gets one, the state's checkpo
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -80,8 +80,13 @@ class Frames:
     def held(self, page: int) -> bool:
         return self._users[page] > 0
 
-    def count(self) -> FrameCount:
-        free, idle = len(self._free), len(self._idle)
+    def only_held_by(self, times: Mapping[int, int]) -> int:
+        """Frames that would be idle if each of these pages were in so many windows less."""
+        return sum(self._users[page] == n and self._frame[page] >= 0 for page, n in times.items())
+
+    def count(self, returned: int = 0) -> FrameCount:
+        """returned: held frames that are as good as idle."""
+        free, idle = len(self._free), len(self._idle) + returned
         return FrameCount(self.total, free, self.total - free - idle, idle, self.evicted)
 
     # -- pages come and go ------------------------------------------------------------------------

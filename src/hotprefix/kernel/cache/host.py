@@ -11,6 +11,7 @@ case 106). Moves happen in this order: stores, saves, restores, forward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.keys import chain, root_key
@@ -43,6 +44,13 @@ class Moves:
     touches: tuple[tuple[bytes, ...], ...] = ()
 
 
+class Landed(NamedTuple):
+    """published: L2's publication in which a page came from L3. fetch: that brought it."""
+
+    published: int
+    fetch: int
+
+
 class HostTier:
     """Book-keeping of L2 over one `Tier`. store: whether settled pages also go to L3."""
 
@@ -58,6 +66,7 @@ class HostTier:
         self._queued: list[Node] = []
         self._carried: list[Node] = []
         self._carrying = Moves()
+        self._landed: dict[int, Landed] = {}
 
     # -- L1 -> L2 ---------------------------------------------------------------------------------
 
@@ -123,11 +132,18 @@ class HostTier:
         """Nothing is restored after all."""
         self.tier.tree.unpin(pin)
 
-    def restore(self, pin: Node, first: int, into: list[int]) -> None:
-        """Copy pages first .. of a held prefix into L1 pages, in the step being planned."""
+    def restore(self, pin: Node, first: int, into: list[int]) -> list[int]:
+        """Copy pages first .. of a held prefix into L1 pages, in the step being planned; returns L2's
+        pages."""
         sources = pin.path_pages()[first:]
         self._queued.append(pin)
         self._restores += [Copy(source, page) for source, page in zip(sources, into, strict=True)]
+        return sources
+
+    def landed(self, page: int) -> Landed | None:
+        """How this page came from L3; None where it was copied from L1."""
+        landed = self._landed.get(page)
+        return landed if landed is not None and landed.published == self.tier.pool.published[page] else None
 
     def _touch(self, namespace: Namespace, key: bytes, pages: int) -> None:
         match = self.tier.tree.lookup(namespace, key, pages)
@@ -137,9 +153,9 @@ class HostTier:
     # -- L3 -> L2 ---------------------------------------------------------------------------------
 
     def land(
-        self, namespace: Namespace, key: bytes, first: int, count: int
+        self, namespace: Namespace, key: bytes, first: int, count: int, fetch: int
     ) -> tuple[dict[int, int], Node | None]:
-        """Make room for fetched pages first .. first+count of a prefix.
+        """Make room for pages first .. first+count of a prefix, which this fetch has brought.
 
         Returns (fetch index -> L2 page that its payload must be written to now, a pin on the whole
         landed prefix). Pages that L2 has meanwhile are skipped; what finds no room is dropped from the
@@ -156,6 +172,7 @@ class HostTier:
         self.counters.land_no_room += first + count - have - room
         pages = self._insert(handle, key, have, room, planned=False)
         self.counters.landed += len(pages)
+        self._landed |= dict.fromkeys(pages, Landed(self.tier.pool.publications, fetch))
         # Not on pages that are only being saved: a failed step takes those back.
         whole = self.match(namespace, key, have + len(pages))
         pin = tree.pin(whole) if whole is not None and whole.pages else None

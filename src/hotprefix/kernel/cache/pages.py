@@ -3,7 +3,8 @@
 Rules: a page is in exactly one of three states and moves only FREE -> OWNED -> INDEXED -> FREE or
 OWNED -> FREE; any other move is a ProtocolError, so a double free or a page in two places cannot
 pass unnoticed. How indexed pages divide into evictable and protected is the tree's knowledge. Layer
-groups (frames.py) hear of every page that is given out or becomes free.
+groups (frames.py) hear of every page that is given out or becomes free. A page that is indexed gets the
+number of that publication: page and number together name one content, for as long as the tree holds it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class PageState(IntEnum):
 
 
 class PagePool:
-    """`total` pages with ids 0 .. total-1, and what each layer group keeps of them."""
+    """`total` pages with ids 0 .. total-1, and what each layer group keeps of them. publications: grows with
+    each `index`; published: by page, the last one that it was in."""
 
     def __init__(self, total: int, groups: Sequence[Frames] = ()) -> None:
         self.total = total
@@ -36,6 +38,8 @@ class PagePool:
         self._state = [_FREE] * total
         self._free = list(range(total - 1, -1, -1))
         self._indexed = 0
+        self.publications = 0
+        self.published = [0] * total
 
     @property
     def free(self) -> int:
@@ -73,7 +77,13 @@ class PagePool:
 
     def index(self, pages: list[int]) -> None:
         """Owned pages become part of the tree."""
-        self._move(pages, _OWNED, _INDEXED)
+        self.publications += 1
+        number, state, published = self.publications, self._state, self.published
+        for page in pages:
+            if state[page] != _OWNED:
+                raise self._is_not(page, _OWNED)
+            state[page] = _INDEXED
+            published[page] = number
         self._indexed += len(pages)
 
     def unindex(self, pages: list[int]) -> None:
@@ -91,5 +101,8 @@ class PagePool:
         state = self._state
         for page in pages:
             if state[page] != old:
-                raise ProtocolError(f"page {page} is {self.state(page).name}, not {PageState(old).name}")
+                raise self._is_not(page, old)
             state[page] = new
+
+    def _is_not(self, page: int, state: int) -> ProtocolError:
+        return ProtocolError(f"page {page} is {self.state(page).name}, not {PageState(state).name}")

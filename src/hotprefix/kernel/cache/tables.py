@@ -73,22 +73,20 @@ class Tables:
         if self._l1.groups:
             self.windows.touch(match)
 
-    def open(self, seq: Sequence, match: Match | None) -> None:
-        """Take the persistent pin of an admission on the empty prefix or on `match`'s pages."""
+    def open(self, seq: Sequence) -> None:
+        """Take the persistent pin of an admission, on the empty prefix."""
         tree = self._l1.tree
         self.windows.open(seq)
         seq.handle = tree.pin_root(seq.request.namespace)
         seq.dirty_from = 0
         self.changes += 1
-        if match is not None:
-            self.adopt(seq, match)
 
-    def adopt(self, seq: Sequence, match: Match) -> int:
-        """Use the tree's pages up to the end of `match` instead of computing them; returns the tokens
-        gained. Own pages in that range (a part-filled one) are freed after the remap."""
+    def adopt(self, seq: Sequence, match: Match) -> bool:
+        """Use the tree's pages up to the end of `match` instead of computing them; False where it has no more
+        than the sequence shares. Own pages in that range (a part-filled one) are freed after the remap."""
         before, after = seq.shared, match.pages
         if after <= before:
-            return 0
+            return False
         replaced = seq.table[before:after]
         own_rest = seq.table[after:]
         if own_rest:
@@ -103,11 +101,10 @@ class Tables:
         self.changes += 1
         self.given_back += 1
         seq.dirty_from = min(seq.dirty_from, before)
-        gained = after * self._page - seq.computed
         seq.computed = after * self._page
         self.windows.adopt(seq, before, after)
         self._l1.pool.release(replaced)
-        return gained
+        return True
 
     def grow(self, seq: Sequence, tokens: int) -> bool:
         """Own enough pages for positions below `tokens`; False (and no change) where L1 has too few."""

@@ -83,11 +83,18 @@ class Admission:
 
     def attempt(self, seq: Sequence) -> Verdict:
         """Admit the sequence if it may run now."""
+        verdict = self._attempt(seq)
+        if verdict is Verdict.BLOCKED:
+            seq.held = None  # it waits for room now, not for what a step makes
+        return verdict
+
+    def _attempt(self, seq: Sequence) -> Verdict:
         s = self._s
         if s.waits_for_storage(seq):
             return Verdict.PAUSED
         match = s.tables.lookup(seq) if s.config.prefix_cache else None
         if match is not None and match.planned and not s.rules.read_planned:
+            seq.held = s.step if seq.held is None else seq.held
             return Verdict.PAUSED
         if not s.l1.groups and not self._would_fit(seq, s.reserve.share):
             if match is not None and s.prefetch is None:  # else it may have to wait for L3, next time

@@ -16,6 +16,7 @@ from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan
 from hotprefix.kernel.sched.estimates import Estimates
 from hotprefix.kernel.sched.publish import publishable
 from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.sources import used
 from hotprefix.kernel.state import State, progress_of
 
 MIN_PREFILL = 64
@@ -143,8 +144,10 @@ class Committer:
             return self._s.end(seq, Finish.ABORT)
         return self._s.end(seq, Finish.ERROR, error=outcome.failed[seq.request.id])
 
-    def _sampled(self, seq: Sequence, outcome: StepOutcome) -> tuple[int, Finish | None]:
+    def _sampled(self, seq: Sequence, outcome: StepOutcome) -> tuple[int | None, Finish | None]:
         request = seq.request
+        if not request.max_tokens:
+            return None, Finish.LENGTH
         token = seq.append(said(outcome.sampled, request.id, seq.outputs, outcome.repeats))
         if outcome.stopped and request.id in outcome.stopped:
             return token, Finish.STOP
@@ -162,38 +165,32 @@ class Committer:
             seq.failures = 0
 
     def _count_prefill(self, seq: Sequence, start: int, stop: int) -> None:
-        count = self._s.counters
-        count.computed_prompt_tokens += stop - start
+        s, count, taken = self._s, self._s.counters, seq.taken
+        use = used(taken, start, stop, seq.highest, seq.request.prompt_len, seq.matched_at_enqueue)
+        count.add(use)
+        if use.reused:
+            count.hits += not seq.cached
+            seq.cached += use.reused
+            seq.host += use.host
+            seq.storage += use.storage
+        seq.taken = []
         seq.computed_total += stop - start
-        if start < seq.highest:
-            again = min(stop, seq.highest) - start
-            seq.recomputed += again
-            count.recomputed_tokens += again
-        if seq.adopted:
-            self._count_reuse(seq, start)
+        seq.recomputed += use.again
         seq.highest = max(seq.highest, stop)
         if not seq.executed:
-            seq.executed = True
-            count.lookups += 1
-            count.prompt_tokens += seq.request.prompt_len
+            self._first_use(seq)
+        if s.emit.wants(ev.Prefilled):
+            s.emit(ev.Prefilled(s.now, seq.request.id, start, stop, tuple(taken), use))
 
-    def _count_reuse(self, seq: Sequence, start: int) -> None:
-        """Adopted tokens end where the chunk starts. Those below `highest` were counted, as reused or as
-        computed, before a retraction (terms.md: work redone is never extra reuse; handed case 156)."""
-        count = self._s.counters
-        reused = start - max(start - seq.adopted, seq.highest)
-        host, storage = seq.adopted_host, seq.adopted_storage
-        seq.adopted = seq.adopted_host = seq.adopted_storage = 0
-        if reused <= 0:
-            return
-        host, storage = min(host, reused), min(storage, reused - min(host, reused))
-        count.hits += not seq.cached
-        count.cached_tokens += reused
-        seq.cached += reused
-        seq.host += host
-        seq.storage += storage
-        count.cached_host_tokens += host
-        count.cached_storage_tokens += storage
+    def _first_use(self, seq: Sequence) -> None:
+        """A request's first prefill step has run. One that may take nothing from the cache asked for
+        nothing."""
+        count, tokens = self._s.counters, seq.request.prompt_len
+        seq.executed = True
+        count.prompt_tokens += tokens
+        if self._s.config.prefix_cache and seq.request.reuse_limit != 0:
+            count.lookups += 1
+            count.queried_tokens += tokens
 
     def _learn(self, estimates: Estimates, plan: StepPlan, outcome: StepOutcome) -> None:
         """Let predictions follow what steps really took. Only steps that are nearly all prefill tell the
@@ -201,6 +198,8 @@ class Committer:
         s = self._s
         if plan.restores:
             estimates.restore.learn(outcome.restore_s, len(plan.restores))
+            if s.emit.wants(ev.RestoreDone):
+                s.emit(ev.RestoreDone(s.now, len(plan.restores), outcome.restore_s))
         prefill, total = _tokens(plan)
         if prefill >= MIN_PREFILL and prefill >= PREFILL_SHARE * total:
             estimates.compute.learn(s.now - s.planned_at - outcome.restore_s, prefill)

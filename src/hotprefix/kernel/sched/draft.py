@@ -91,8 +91,10 @@ class Draft:
             return False
         match = s.tables.further(seq)
         if match.planned and not s.rules.read_planned:
+            seq.held = s.step if seq.held is None else seq.held
             return True
-        seq.adopted += s.tables.adopt(seq, match)
+        s.take_over(seq, match)
+        seq.held = None
         return False
 
     def add(self, seq: Sequence) -> None:
@@ -149,5 +151,5 @@ class Draft:
         s = self._s
         upto = stop if s.rules.outputs_each_step else min(stop, seq.target)
         added = s.tables.plan_ahead(seq, upto)
-        if added and s.emit.wants(ev.Published):
-            s.emit(ev.Published(s.now, seq.request.id, added, planned=True))
+        if added:
+            s.note_published(seq, added, planned=True)

@@ -11,10 +11,11 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.host import Moves
 from hotprefix.kernel.config import Order
 from hotprefix.kernel.plan import Admission as AdmissionRecord
-from hotprefix.kernel.plan import Stall, StepPlan
+from hotprefix.kernel.plan import Fetch, Stall, StepPlan
 from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sched.admit import Admission, Verdict
 from hotprefix.kernel.sched.draft import Draft
+from hotprefix.kernel.sched.prefetch import Prefetcher
 from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sched.repeats import Repeats
 from hotprefix.kernel.sequence import Phase, Sequence
@@ -56,10 +57,7 @@ class Planner:
                 break
         planned = draft.computes
         stall = None if planned else self._stall()
-        fetches, cancels = s.prefetch.take() if s.prefetch is not None else ((), ())
-        if s.emit.wants(ev.FetchStarted):
-            for fetch in fetches:
-                s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
+        fetches, cancels = self._fetches(s.prefetch) if s.prefetch is not None else ((), ())
         moves = s.host.take() if s.host is not None else NOTHING
         repeat = 1
         if planned and not (draft.prefilled or self._retracted or fetches or cancels or moves != NOTHING):
@@ -69,6 +67,18 @@ class Planner:
             s.step, draft.finished(), tuple(self._admitted), tuple(self._retracted), stall, fetches, cancels,
             moves.stores, moves.saves, moves.restores, moves.touches, repeat, frames,
         )  # fmt: skip
+
+    def _fetches(self, prefetch: Prefetcher) -> tuple[tuple[Fetch, ...], tuple[int, ...]]:
+        """(starts, cancels) for the plan, told to whoever listens."""
+        s = self._s
+        fetches, cancels = prefetch.take()
+        if s.emit.wants(ev.FetchStarted):
+            for fetch in fetches:
+                s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
+        for number, request in prefetch.take_joins():
+            if s.emit.wants(ev.FetchJoined):
+                s.emit(ev.FetchJoined(s.now, number, request))
+        return fetches, cancels
 
     def _plan_batch(self) -> None:
         s, draft = self._s, self._draft

@@ -74,6 +74,7 @@ class Prefetcher:
         self._next = 0
         self._starts: list[Fetch] = []
         self._cancels: list[int] = []
+        self._joins: list[tuple[int, str]] = []
         self.counters = PrefetchCounters()
 
     # -- starting ---------------------------------------------------------------------------------
@@ -128,8 +129,10 @@ class Prefetcher:
             self.counters.pages += pages
         else:
             self.counters.shared += 1
+            self._joins.append((flight.id, seq.request.id))
         flight.waiters[seq.request.id] = seq
         seq.fetch = flight.id
+        seq.asked = self._host.tier.pool.publications
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -188,11 +191,7 @@ class Prefetcher:
         flight.done = True
         self._unname(flight)
         self._estimates.fetch.learn(seconds, pages)
-        where, flight.pin = self._host.land(flight.namespace, flight.tokens, flight.first, pages)
-        if where:
-            landed = (flight.first + min(where), flight.first + max(where) + 1)
-            for waiter in flight.waiters.values():
-                waiter.from_storage = landed
+        where, flight.pin = self._host.land(flight.namespace, flight.tokens, flight.first, pages, fetch)
         return where
 
     # -- plans ------------------------------------------------------------------------------------
@@ -201,6 +200,11 @@ class Prefetcher:
         """(starts, cancels) for the plan being made."""
         taken = tuple(self._starts), tuple(self._cancels)
         self._starts, self._cancels = [], []
+        return taken
+
+    def take_joins(self) -> list[tuple[int, str]]:
+        """(fetch, request) of those that joined another's fetch since the last call."""
+        taken, self._joins = self._joins, []
         return taken
 
     @property

@@ -8,8 +8,12 @@ reason for a stall.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from hotprefix.kernel.cache.frames import Frames
 from hotprefix.kernel.cache.node import Node
 from hotprefix.kernel.cache.tree import PrefixTree
 from hotprefix.kernel.cache.windows import Tail
@@ -24,6 +28,13 @@ class Hold:
     pages: int
     expires: float
     tail: Tail = ()
+
+
+class Returned(NamedTuple):
+    """pages: that nothing else protects. frames: of each layer group, that no other window covers."""
+
+    pages: int
+    frames: Mapping[Frames, int]
 
 
 class SessionHolds:
@@ -68,6 +79,26 @@ class SessionHolds:
             return
         for key in [k for k, hold in self._holds.items() if hold.expires <= now]:
             self.drop(key)
+
+    def expired(self, now: float) -> Returned:
+        """What the holds whose time is up would give back: they end with the next plan, which an idle kernel
+        never makes. Nothing changes."""
+        gone = [hold for hold in self._holds.values() if hold.expires <= now]
+        pins: dict[Node, int] = {}
+        pages = 0
+        for hold in gone:
+            node: Node | None = hold.handle
+            while node is not None:
+                pins[node] = pins.get(node, node.pins) - 1
+                if pins[node]:
+                    break
+                pages += len(node.pages)
+                node = node.parent
+        covered: dict[Frames, Counter[int]] = {}
+        for hold in gone:
+            for group, held in hold.tail:
+                covered.setdefault(group, Counter()).update(held)
+        return Returned(pages, {group: group.only_held_by(times) for group, times in covered.items()})
 
     def drop_oldest(self) -> bool:
         """Give way; False where nothing is held."""

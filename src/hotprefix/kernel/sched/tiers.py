@@ -3,18 +3,32 @@
 Rules (kernel.md, *Tiers*): `through` copies what is published, `selective` what is used a second time, `back`
 what L1 is about to lose. An admission restores what L1 lacks where that is predicted to be quicker than
 computing it, by presence alone never. Which copies a plan carries is `cache/host.py`'s, what is fetched from
-L3 is `prefetch.py`'s.
+L3 is `prefetch.py`'s. Each restored page is remembered with its step, so that whoever takes it in that step
+knows where it came from (sources.py).
 """
 
 from __future__ import annotations
 
-from hotprefix.kernel.cache.host import HostTier
+from itertools import groupby
+from typing import NamedTuple
+
+from hotprefix.kernel.cache.host import HostTier, Landed
 from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.config import Eviction, TierConfig, Write
 from hotprefix.kernel.sched.estimates import Estimates
 from hotprefix.kernel.sched.prefetch import Prefetcher
 from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.sources import Source, Taken
+
+
+class Copied(NamedTuple):
+    """How an L1 page came from L2. step: that carries the copy. published: L1's publication of the page.
+    landed: how it came to L2 from L3, None where it was copied from L1."""
+
+    step: int
+    published: int
+    landed: Landed | None
 
 
 class LowerTiers:
@@ -25,6 +39,9 @@ class LowerTiers:
         self._config = config
         self._tables = tables
         self._page = l1.page_size
+        self._pool = l1.pool
+        self._copied: dict[int, Copied] = {}
+        self._last_copy = 0
         self.estimates = Estimates(
             config.compute_s_per_token, config.restore_s_per_page, config.fetch_s_per_page
         )
@@ -39,13 +56,15 @@ class LowerTiers:
                 config.min_fetch_pages, config.fetch_window,
             )  # fmt: skip
 
-    def admitted(self, seq: Sequence, resident: int) -> None:
-        """A sequence has been admitted with that many pages of L1's, all of them real."""
+    def admitted(self, seq: Sequence, resident: int, step: int) -> int:
+        """A sequence has been admitted with that many pages of L1's, all of them real. Returns how many pages
+        it restores."""
         if self._config.write is Write.SELECTIVE and resident:
             self._save(seq, resident)
-        self._restore(seq)
+        restored = self._restore(seq, step)
         if self.prefetch is not None:
             self.prefetch.leave(seq)
+        return restored
 
     def published(self, seq: Sequence) -> None:
         """What the sequence shares has changed."""
@@ -64,27 +83,59 @@ class LowerTiers:
             self.host.save(seq.request.namespace, seq.key(0, pages * self._page), seq.table[:pages])
             seq.saved = pages
 
-    def _restore(self, seq: Sequence) -> None:
+    def _restore(self, seq: Sequence, step: int) -> int:
         """Own pages for what L2 has beyond the match, filled before this step's forward pass. A request
         whose step failed before computes instead: the copy may be what fails."""
         host, page, first = self.host, self._page, seq.shared
         if seq.failures or seq.computed != first * page:
-            return
+            return 0
         match = host.match(seq.request.namespace, seq.target_key, seq.reuse_limit // page)
         last = match.pages if match else 0
         if last - first < self._config.min_restore_pages:
-            return
+            return 0
         if not self.estimates.choose_restore(last - first, page):
-            return
+            return 0
         pin = host.hold(seq.request.namespace, seq.target_key, last)
         if not self._tables.grow(seq, last * page):
             host.drop(pin)
-            return
-        host.restore(pin, first, seq.table[first:last])
+            return 0
+        targets = seq.table[first:last]
+        sources = host.restore(pin, first, targets)
         seq.computed = last * page
         self._tables.plan_ahead(seq, seq.computed)
-        low, high = seq.from_storage
-        stored = max(0, min(high, last) - max(low, first)) * page
-        seq.adopted_storage += stored
-        seq.adopted_host += (last - first) * page - stored
-        seq.adopted += (last - first) * page
+        published = self._pool.published
+        for target, source in zip(targets, sources, strict=True):
+            self._copied[target] = Copied(step, published[target], host.landed(source))
+        self._last_copy = step
+        self.took(seq, first * page, step)
+        return last - first
+
+    # -- where pages come from --------------------------------------------------------------------
+
+    def took(self, seq: Sequence, start: int, step: int) -> None:
+        """Note where the pages come from that a sequence takes in this step, from token `start` to where it
+        computes next."""
+        since = step if seq.held is None else seq.held
+        if self._last_copy < since:
+            seq.taken.append(Taken(start, seq.computed, Source.DEVICE))
+            return
+        page, first, last = self._page, start // self._page, seq.computed // self._page
+        sources = [self._source(at, since, seq.asked) for at in seq.table[first:last]]
+        for source, run in groupby(sources):
+            first += len(list(run))
+            seq.taken.append(Taken(start, first * page, source))
+            start = first * page
+
+    def _source(self, page: int, since: int, asked: int | None) -> Source:
+        """Of an L1 page, for a request that takes pages of steps `since` then. asked: see Sequence."""
+        copy = self._copied.get(page)
+        if copy is None or copy.step < since or copy.published != self._pool.published[page]:
+            return Source.DEVICE
+        if copy.landed is None or asked is None or copy.landed.published <= asked:
+            return Source.HOST
+        return Source.STORAGE
+
+    def brought_by(self, page: int) -> int:
+        """The fetch that brought a page, just restored, from L3; 0 where none did."""
+        landed = self._copied[page].landed
+        return 0 if landed is None else landed.fetch

@@ -119,7 +119,7 @@ class _Live:
                 continue
             for delta in engine.step():
                 if delta.finish is not None:
-                    row = self._close(delta.id, delta.finish, delta.usage.cached_tokens, delta.error)
+                    row = self._close(delta.id, delta.finish, delta.error)
                     if later:
                         arrivals.append((row["finish_s"], later.popleft()))
         if (failed := engine.kernel.sink_failure) is not None:
@@ -139,11 +139,10 @@ class _Live:
         params = SamplingParams(max_tokens=request.output_length, temperature=0.0, ignore_eos=True)
         self._loop.submit(Generate(name, prompt, params, request.priority, request.namespace or None))
 
-    def _close(self, name: str, finish: Finish, cached: int, error: str | None) -> dict[str, Any]:
+    def _close(self, name: str, finish: Finish, error: str | None) -> dict[str, Any]:
         row = self._rows[name]
         if finish is not Finish.LENGTH:
             raise LiveRunFailed(f"request {name} ended with {finish}: {error}")
-        row["cached_l1"], row["cached_l2"], row["cached_l3"] = cached, 0, 0
         return row
 
 

@@ -137,7 +137,7 @@ class Instance:
             request = Request(
                 name, prompt.tokens, max(1, item.request.output_length),
                 Namespace(model=item.request.namespace), item.request.priority,
-                session=item.request.session, next_use_s=self._next_use(item),
+                session=item.request.session, hold_s=item.request.hold_s, next_use_s=self._next_use(item),
             )  # fmt: skip
             try:
                 self.kernel.submit(request, now)
@@ -183,7 +183,6 @@ class Instance:
         for progress in self.kernel.commit(run.plan, outcome, now, every=False):
             if progress.finish is not None:
                 done = live.pop(progress.request)
-                self._recorder.reused(progress)
                 self._ended(done.item, self._recorder.rows.pop(progress.request), now)
         self.windows.step(
             self._recorder, self.kernel.counters, now, now - run.begun - run.restore - run.scheduler * count,
@@ -201,8 +200,5 @@ class Instance:
             run.count = count
             self._commit(run, run.end)
         for name in self._live:
-            progress = self.kernel.progress(name)
-            if progress.computed:
-                self._recorder.reused(progress)
-                self._recorder.computed(name, progress.outputs, progress.computed, progress.recomputed)
+            self._recorder.rows[name]["output_tokens"] = self.kernel.progress(name).outputs
         return list(self._recorder.rows.values())

@@ -1,7 +1,8 @@
 """From kernel events to the tables of a replay. Owns: `RequestRows` and `Recorder`, one instance's observer.
 
-Rules (terms.md): everything comes from the kernel's own events and counters; nothing is asked of the cache.
-Retention is of the enqueue-time hit's own interval. A window gets a step's work when the step ends.
+Rules (terms: docs/records.md): everything comes from the kernel's own events and counters; nothing is asked
+of the cache. Reuse, computation and retention are the kernel's sums (`kernel.sources.used`), chunk by chunk.
+A window gets a step's work when the step ends.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import Any
 
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.counters import Counters
-from hotprefix.kernel.plan import Finish, Progress
-from hotprefix.lab.sim.rows import REQUEST_COLUMNS
+from hotprefix.kernel.plan import Finish
+from hotprefix.lab.sim.rows import REQUEST_COLUMNS, USE_COLUMNS
 from hotprefix.lab.sim.workload import Item
 
 Row = dict[str, Any]
 _EMPTY: Row = dict.fromkeys(REQUEST_COLUMNS)
+_NOTHING_USED: Row = dict.fromkeys(USE_COLUMNS, 0)
 
 
 def new_row(item: Item, name: str, instance: int, now: float, queue_depth: int) -> Row:
@@ -49,6 +51,7 @@ class Recorder:
             ev.Enqueued: self._enqueued,
             ev.Admitted: self._admitted,
             ev.PrefillStarted: self._prefill_started,
+            ev.Prefilled: self._prefilled,
             ev.PrefillDone: self._prefill_done,
             ev.FirstToken: self._first_token,
             ev.Retracted: self._was_retracted,
@@ -81,18 +84,6 @@ class Recorder:
         row["outcome"] = "rejected"
         return row
 
-    def reused(self, progress: Progress) -> None:
-        """Where a request's cached tokens came from."""
-        row = self.rows[progress.request]
-        row["cached_l1"] = progress.cached - progress.host - progress.storage
-        row["cached_l2"], row["cached_l3"] = progress.host, progress.storage
-
-    def computed(self, name: str, outputs: int, positions: int, again: int) -> None:
-        """What a request has generated, and the positions computed for it, of which again a second time."""
-        row = self.rows[name]
-        row["output_tokens"], row["rework_tokens"] = outputs, again
-        row["computed_tokens"] = positions - max(0, outputs - 1)
-
     def oldest_wait(self, now: float) -> float | None:
         """How long the request has waited that came first of those never admitted."""
         arrival = next(iter(self.waiting.values()), None)
@@ -111,20 +102,29 @@ class Recorder:
                 row["requeue_s"] += event.now - since
             return
         self.waiting.pop(event.request, None)
-        lost = max(0, event.matched_at_enqueue - event.matched)
-        host = min(lost, event.restored_host)
-        storage = min(lost - host, event.restored_storage)
         row["admit_s"] = event.now
         row["matched_at_admission"] = event.matched
-        row["retained_tokens"] = event.matched_at_enqueue - lost
-        row["restored_l2_tokens"] = host
-        row["restored_l3_tokens"] = storage
-        row["recomputed_tokens"] = lost - host - storage
 
     def _prefill_started(self, event: ev.PrefillStarted) -> None:
         row = self.rows[event.request]
         if row["prefill_start_s"] is None:
             row["prefill_start_s"] = event.now
+
+    def _prefilled(self, event: ev.Prefilled) -> None:
+        row, use = self.rows[event.request], event.use
+        if row["computed_tokens"] is None:
+            row.update(_NOTHING_USED)
+        row["cached_l1"] += use.device
+        row["cached_l2"] += use.host
+        row["cached_l3"] += use.storage
+        row["computed_tokens"] += use.prompt
+        row["rework_tokens"] += use.again_prompt
+        row["rework_output_tokens"] += use.again_outputs
+        row["retained_tokens"] += use.retained
+        row["regained_tokens"] += use.regained
+        row["restored_l2_tokens"] += use.restored_host
+        row["restored_l3_tokens"] += use.restored_storage
+        row["recomputed_tokens"] += use.recomputed
 
     def _prefill_done(self, event: ev.PrefillDone) -> None:
         row = self.rows[event.request]
@@ -144,7 +144,7 @@ class Recorder:
         row = self.rows[event.request]
         done = event.reason in (Finish.STOP, Finish.LENGTH)
         row["outcome"] = "finished" if done else "unfinished"
-        self.computed(event.request, event.outputs, event.computed, event.recomputed)
+        row["output_tokens"] = event.outputs
         if done:
             row["finish_s"] = event.now
         self._retracted.pop(event.request, None)

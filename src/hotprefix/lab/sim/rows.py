@@ -3,7 +3,8 @@
 Rules (terms.md): times are seconds of the virtual clock, tokens are prompt tokens unless named otherwise;
 what did not happen is null, never 0. Unfinished requests have a row too, as far as they
 came. For each request whose prefill is done
-cached_l1 + cached_l2 + cached_l3 + computed_tokens - rework_tokens = input_tokens.
+    cached_l1 + cached_l2 + cached_l3 + computed_tokens - rework_tokens = input_tokens,
+    retained + regained + restored_l2 + restored_l3 + recomputed = matched_at_enqueue.
 """
 
 from __future__ import annotations
@@ -34,17 +35,25 @@ REQUEST_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "requeue_s": pl.Float64,  # waits after retractions, summed
     "matched_at_enqueue": pl.Int64,  # L1
     "matched_at_admission": pl.Int64,  # L1, first admission
-    "retained_tokens": pl.Int64,  # of the enqueue-time hit's own interval, still in L1 at admission
-    "restored_l2_tokens": pl.Int64,  # of that interval, copied back
+    "retained_tokens": pl.Int64,  # of the enqueue-time hit: its very pages were in L1 until they were used
+    "regained_tokens": pl.Int64,  # of that hit, lost from L1 and there again through others
+    "restored_l2_tokens": pl.Int64,  # of that hit, lost and copied back
     "restored_l3_tokens": pl.Int64,
-    "recomputed_tokens": pl.Int64,  # of that interval, the rest
+    "recomputed_tokens": pl.Int64,  # of that hit, lost and computed again by the request itself
     "cached_l1": pl.Int64,  # final sources of the prompt's tokens
     "cached_l2": pl.Int64,
     "cached_l3": pl.Int64,
-    "computed_tokens": pl.Int64,  # prefill positions computed, repetitions after retractions included
-    "rework_tokens": pl.Int64,  # of these, positions computed before
+    "computed_tokens": pl.Int64,  # prompt positions computed, repetitions after retractions included
+    "rework_tokens": pl.Int64,  # of these, repetitions
+    "rework_output_tokens": pl.Int64,  # positions of outputs computed again
     "retractions": pl.Int64,
 }
+
+# What is known only of a request of which a step has run.
+USE_COLUMNS: Final = (
+    "retained_tokens", "regained_tokens", "restored_l2_tokens", "restored_l3_tokens", "recomputed_tokens",
+    "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens", "rework_output_tokens",
+)  # fmt: skip
 
 WINDOW_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "instance": pl.Int32,
@@ -56,8 +65,8 @@ WINDOW_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "scheduler_s": pl.Float64,  # the scheduler's own time
     "restore_s": pl.Float64,
     "cached_tokens": pl.Int64,  # effective reuse, by first use
-    "computed_tokens": pl.Int64,
-    "output_tokens": pl.Int64,
+    "computed_tokens": pl.Int64,  # prompt positions, repetitions included
+    "output_tokens": pl.Int64,  # positions of outputs computed, repetitions included
     "free_pages": pl.Int64,  # at the window's last step
     "owned_pages": pl.Int64,
     "evictable_pages": pl.Int64,

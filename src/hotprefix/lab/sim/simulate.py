@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polars as pl
 
-from hotprefix.errors import ConfigError
+from hotprefix.errors import ConfigError, HotprefixError
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.counters import Counters
 from hotprefix.lab.cost.model import CostModel, Links
@@ -113,9 +113,16 @@ def simulate(
     return simulation.tables(time.perf_counter() - begun)
 
 
-def items(trace: Iterable[TraceRequest], block_size: int) -> Iterator[Item]:
+class IdealBroken(HotprefixError):
+    """More was reused than an endless cache could have: a bug of ours, told instead of figures that cannot
+    be."""
+
+
+def items(
+    trace: Iterable[TraceRequest], block_size: int, endless: EndlessCache | None = None
+) -> Iterator[Item]:
     """Each request with what an endless cache would give it."""
-    endless = EndlessCache(block_size)
+    endless = endless or EndlessCache(block_size)
     for request in trace:
         found = endless.add(request)
         yield Item(request, found.tokens, found.heat)
@@ -129,8 +136,9 @@ class _Simulation:
         self._replay, self._progress = replay, progress
         self._clock = Clock()
         self._router = Router(replay.route, replay.instances)
+        self._endless = EndlessCache(block_size)
         self._workload = Workload(
-            items(trace, block_size), replay.loop, seed=seed, concurrency=replay.concurrency,
+            items(trace, block_size, self._endless), replay.loop, seed=seed, concurrency=replay.concurrency,
             speed=replay.speed,
         )  # fmt: skip
         self._prompts = PromptMaker(block_size)
@@ -164,6 +172,14 @@ class _Simulation:
             self._clock.at(when, ARRIVAL, self._arrival(item))
         self._clock.run(self._replay.horizon_s if self._replay.horizon_s is not None else math.inf)
         self._rows += [row for instance in self._instances for row in instance.stop(self._clock.now)]
+        self._check_ideal()
+
+    def _check_ideal(self) -> None:
+        """All requests together, since the order in which they run is not the trace's."""
+        reused = sum(row[tier] or 0 for row in self._rows for tier in ("cached_l1", "cached_l2", "cached_l3"))
+        ideal = sum(row["ideal_tokens"] for row in self._rows) + self._endless.late
+        if reused > ideal:
+            raise IdealBroken(f"{reused} tokens were reused, an endless cache would have had {ideal}")
 
     def _next_use(self, item: Item) -> float | None:
         """Seconds from the request's end to its session's next one, by what was seen so far."""

@@ -59,6 +59,7 @@ class Line:
     output_blocks: list[Run] | None = None
     namespace: str = ""
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] = 0
+    hold_s: Seconds = 0.0
     kind: str | None = None
     tools: dict[str, Any] | None = None
 

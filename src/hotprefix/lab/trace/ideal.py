@@ -23,12 +23,16 @@ class Ideal(NamedTuple):
 
 
 class EndlessCache:
-    """Knows every block it was ever shown: a byte a block id, and a counter for each that came first."""
+    """Knows every block it was ever shown: a byte a block id, and a counter for each that came first. late:
+    tokens of answers that were known before they were given: a prompt that had them was counted as new though
+    it might, in another order, have found them. Nothing else lets requests of any order reuse more in all
+    than the sum of what is found here."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._seen = np.zeros(1024, dtype=np.bool_)
         self._firsts: dict[int, int] = {}
+        self.late = 0
 
     @property
     def distinct(self) -> int:
@@ -43,10 +47,11 @@ class EndlessCache:
         hit = int(known.argmin()) if len(known) else 0
         if len(known) and known[hit]:  # there is no unknown one
             hit = len(known)
-        self._seen[blocks[hit:]] = True
         if request.output_blocks is not None:
             self._grow(request.output_blocks)
+            self.late += int(self._seen[request.output_blocks].sum()) * self._block_size
             self._seen[request.output_blocks] = True
+        self._seen[blocks[hit:]] = True
         heat = 0
         if len(blocks):
             first = int(blocks[0])

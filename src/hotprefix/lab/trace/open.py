@@ -201,11 +201,14 @@ def _open_azure(path: Path, options: _Options) -> StreamedTrace:
 def _open_events(path: Path, options: _Options) -> StreamedTrace:
     from hotprefix.lab.trace import eventlog
 
+    known = eventlog.read_beginning(path)
+
     def read(report: Report) -> Iterator[TraceRequest]:
-        return from_zero(in_order(eventlog.read_events(path, report), report))
+        events = eventlog.read_events(path, report, sessions=known.has_sessions)
+        return from_zero(in_order(events, report))
 
     provenance = Provenance(path.name, "events", eventlog.NOTES)
-    return StreamedTrace(_stem(path), eventlog.log_page_size(path), True, False, provenance, read)
+    return StreamedTrace(_stem(path), known.page_size, True, known.has_sessions, provenance, read)
 
 
 FORMATS: Final[dict[str, _Format]] = {

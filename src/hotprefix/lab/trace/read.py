@@ -56,6 +56,7 @@ class Canonical:
             output_blocks=self._answer(row),
             namespace=row.namespace,
             priority=row.priority,
+            hold_s=row.hold_s,
             kind=row.kind,
             tools=row.tools,
         )

@@ -30,7 +30,8 @@ class TraceRequest:
     the next turn's prompt finds what was generated; None = not recorded: nothing of it is ever reused.
     arrival_s: since the trace's start, for open-loop replay and a session's first request. parent, think_s:
     closed loop: the request arrives think_s after its parent's completion; a parent stands earlier in
-    the trace and in the same session. kind: what the request adds ("user", "tool"), where recorded.
+    the trace and in the same session. hold_s: how long its session asks that its pages stay for the next
+    turn. kind: what the request adds ("user", "tool"), where recorded.
     """
 
     id: str
@@ -44,6 +45,7 @@ class TraceRequest:
     output_blocks: Blocks | None = None
     namespace: str = ""
     priority: int = 0
+    hold_s: float = 0.0
     kind: str | None = None
     tools: dict[str, Any] | None = None
 

@@ -23,7 +23,9 @@ from hotprefix.lab.trace.fields import MAX_SECONDS
 from hotprefix.lab.trace.record import Trace, TraceRequest
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-_PLAIN = ("arrival_s", "session", "parent", "think_s", "kind", "tools", "namespace", "priority")
+_PLAIN = (
+    "arrival_s", "session", "parent", "think_s", "kind", "tools", "namespace", "priority", "hold_s",
+)  # fmt: skip
 
 
 def write_trace(trace: Trace, path: Path) -> int:

@@ -22,9 +22,9 @@ from hotprefix.report.replay.words import change, title, value
 
 CHAIN = (
     "requests", "queue_wait_mean_s", "enqueue_hit_tokens", "admission_hit_tokens", "net_l1_hit_loss_share",
-    "retained_share", "restored_l2_share", "restored_l3_share", "recomputed_share", "cached_l1_share",
-    "cached_l2_share", "cached_l3_share", "reuse_share", "computed_per_request", "ttft_mean_s", "ttft_p50_s",
-    "ttft_p95_s", "ttft_p99_s",
+    "retained_share", "regained_share", "restored_l2_share", "restored_l3_share", "recomputed_share",
+    "cached_l1_share", "cached_l2_share", "cached_l3_share", "reuse_share", "computed_per_request",
+    "ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "ttft_p99_s",
 )  # fmt: skip
 SERVICE = (
     "finished_share", "unfinished", "rejected", "slo_share", "goodput_rps", "tpot_p95_s", "completion_p95_s",
@@ -48,8 +48,9 @@ _TABLES = (
     ("Cluster", CLUSTER),
 )
 _GROUPS = (("", "all requests"), ("hot.", "hot requests"), ("cold.", "cold requests"))
-_KEPT = ("retained_share", "restored_l2_share", "restored_l3_share", "recomputed_share")
-_PARTS = (("L1", 2), ("L2", 1), ("L3", 4), ("recomputed", 3))
+_KEPT = ("retained_share", "regained_share", "restored_l2_share", "restored_l3_share", "recomputed_share")
+_KEPT_PARTS = (("L1", 2), ("L1 again", 0), ("L2", 1), ("L3", 4), ("recomputed", 3))
+_PARTS = (("L1", 2), ("L2", 1), ("L3", 4), ("computed", 3))
 _CACHED = ("cached_l1_share", "cached_l2_share", "cached_l3_share")
 
 
@@ -131,9 +132,9 @@ def _share_charts(
 
     colors, panels = colors_of(result), []
     if any(lookup.figure(condition, arm, "enqueue_hit_tokens").value for arm in arms):
-        kept = charts.stacked(f"retention {condition}", shares(_KEPT, False), _PARTS)
+        kept = charts.stacked(f"retention {condition}", shares(_KEPT, False), _KEPT_PARTS)
         panels.append(("What became of the match on arrival", kept))
-    sources = charts.stacked(f"sources {condition}", shares(_CACHED, True), (*_PARTS[:3], ("computed", 3)))
+    sources = charts.stacked(f"sources {condition}", shares(_CACHED, True), _PARTS)
     panels.append(("Final source of prompt tokens", sources))
     for prefix, label in _GROUPS:
         rows = [

@@ -37,6 +37,7 @@ TITLES = {
     "admission_hit_tokens": "hit at admission",
     "net_l1_hit_loss_share": "net L1 hit loss",
     "retained_share": "retained",
+    "regained_share": "in L1 again",
     "restored_l2_share": "restored L2",
     "restored_l3_share": "restored L3",
     "recomputed_share": "recomputed",
