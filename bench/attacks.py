@@ -1,12 +1,12 @@
-"""What an innocent client feels of each attack. Owns: the attacks, bounded in clients and bytes, and the table.
+"""What an innocent client feels of each attack. Owns: the attacks, bounded in clients and bytes; the table.
 
     python bench/attacks.py [--requests 40] [--only NAME] [--url http://127.0.0.1:8000]
 
 An innocent client streams short answers one after another, its time to first token is measured: alone, then
 while an attack runs, in turns, so that both see the same machine. Ratios of one run are comparable, times are
 not. The server is started here on 127.0.0.1 with the default model, unless --url names one. Attackers have a
-process of their own, are four clients at most (two hundred for idle sockets), pause between their requests, and
-are stopped as soon as the innocent is done.
+process of their own, are four clients at most (two hundred for idle sockets), pause between their requests,
+and are stopped as soon as the innocent is done.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _fields() -> bytes:
 
 
 async def endless_header(host: str, port: int) -> None:
-    await _send(host, port, f"{HEAD}x: ".encode(), b"a" * 65536, 64)
+    await _send(host, port, f"{HEAD}x: ".encode(), b"a" * 65536, 32)
 
 
 async def slow_body(host: str, port: int) -> None:

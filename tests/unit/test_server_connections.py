@@ -86,6 +86,14 @@ async def test_what_never_ends_is_cut_off_after_the_limit(what: str, monkeypatch
         assert "--max-header-bytes" in error["message"]
 
 
+async def test_who_goes_on_sending_after_a_refusal_is_not_read_for_ever() -> None:
+    async with listening(SMALL) as server, raw(server) as client:
+        sending = asyncio.create_task(flood(client, GET + b"x: ", b"a" * 65536, 10_000))
+        assert (await client.until_closed()).startswith(b"HTTP/1.1 431 ")
+        taken = await sending
+    assert taken * 65536 < 64 * 2**20  # what lies in the buffers of both systems comes on top of the limit
+
+
 @pytest.mark.parametrize(("size", "status"), [(LIMIT, 200), (LIMIT + 1, 431)])
 async def test_the_limit_of_a_head_is_exact(size: int, status: int) -> None:
     async with listening(SMALL) as server, raw(server) as client:

@@ -24,6 +24,7 @@ from hotprefix.server.connections import Connections, connections_allowed
 from hotprefix.server.errors import LINGER_S, ApiError
 
 SLICE_BYTES = 16 * 1024
+THROWN_AWAY_BYTES = 1024 * 1024
 
 
 class _Stop(Exception):
@@ -47,6 +48,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._fed = 0  # bytes since the last request's end, the head's begin or the last piece of a body
         self._body_bytes = 0
         self._body_began = 0.0
+        self._thrown_away = 0
 
     @property
     def _answering(self) -> bool:
@@ -99,6 +101,7 @@ class BoundedHttp(HttpToolsProtocol):
         view = memoryview(data)
         for at in range(0, len(view), SLICE_BYTES):
             if self._deaf:
+                self._throw_away(len(view) - at)
                 return
             if not (self._in_head or self._in_body or self._answering):  # the first bytes of a request
                 self._unset_keepalive_if_required()
@@ -124,6 +127,15 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             if self._fed > self._limits.max_header_bytes and not self._deaf:
                 self.refuse(self._head_too_large())
+
+    def _throw_away(self, size: int) -> None:
+        """Read on for a while, so that the answer arrives; who sends more than that waits for the end."""
+        self._thrown_away += size
+        if self._thrown_away > THROWN_AWAY_BYTES:
+            if self._answering:  # and not reading would hide that the client leaves
+                self.transport.abort()
+            else:
+                self.flow.pause_reading()
 
     def _read_no_more(self) -> None:
         """The request in progress is this connection's last one."""
