@@ -1,9 +1,9 @@
 """L1's pages. Owns: which page is free, owned by one request, or indexed by the prefix tree.
 
 Rules: a page is in exactly one of three states and moves only FREE -> OWNED -> INDEXED -> FREE or
-OWNED -> FREE; any other move is a ProtocolError, so a double free or a page in two places cannot
-pass unnoticed. How indexed pages divide into evictable and protected is the tree's knowledge. Layer
-groups (frames.py) hear of every page that is given out or becomes free.
+OWNED -> FREE. Any other move is a ProtocolError, so a double free or a page in two places cannot
+pass unnoticed. Which indexed pages are evictable and which are protected, only the tree knows. Layer
+groups (frames.py) are told of every page that is given out or becomes free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PageState(IntEnum):
 
 
 class PagePool:
-    """`total` pages with ids 0 .. total-1, and what each layer group keeps of them."""
+    """`total` pages with ids 0 .. total-1. groups: the layer groups that keep frames for them."""
 
     def __init__(self, total: int, groups: Sequence[Frames] = ()) -> None:
         self.total = total
@@ -53,7 +53,7 @@ class PagePool:
         return PageState(self._state[page])
 
     def allocate(self, n: int) -> list[int]:
-        """n free pages become owned. Raises ProtocolError where fewer are free."""
+        """n free pages become owned. Raises ProtocolError if fewer are free."""
         if n > len(self._free):
             raise ProtocolError(f"{n} pages wanted, {len(self._free)} free: evict first")
         if n <= 0:

@@ -1,6 +1,6 @@
-"""Who may hear of a tree's pages. Owns: `TreeWatch`.
+"""The observer of a tree's pages. Owns: `TreeWatch`.
 
-Rules: told of real pages only, never of planned ones; it must not change the tree.
+Rules: a watch is told of real pages only, never of planned ones, and must not change the tree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from hotprefix.kernel.cache.node import Node
 
 
 class TreeWatch(Protocol):
-    """Hears of real pages: sum(added) - sum(removing) = resident at any time (handed case 121)."""
+    """Hears of real pages as they come and go. Pages added less pages removed are the pages resident, at any
+    time (rule 60)."""
 
     def added(self, node: Node) -> None:
         """All pages of this node have just become real."""
