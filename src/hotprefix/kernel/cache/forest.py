@@ -191,7 +191,7 @@ class Forest:
             self._cut[node] = None
 
     def earn(self, events: int) -> None:
-        """Count events that pay for joins (see the module's rule 4)."""
+        """Count events that pay for joins (see the module's rules)."""
         self.events += events
         if self._cut:
             self._credit += JOIN_WORK * events

@@ -27,7 +27,7 @@ from itertools import islice
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.config import GroupKind, LayerGroup
 
-# What a page is worth once windows have passed it. KEEP and more belong to the second half of rule 4.
+# What a page is worth once windows have passed it. At KEEP or more its frame is evicted late (see the rules).
 NOTHING, HIT, KEEP, PROMPT_END = range(4)
 
 
