@@ -1,8 +1,8 @@
 """Our own event log as a trace. Owns: the importer over `hotprefix.records`.
 
-Rules: a request's blocks are its page fingerprints, numbered; its arrival is its enqueue, in wall time
-where a log has several runs. What was generated is known at the end only, so requests wait here for the
-oldest that still runs. A rejected request has no fingerprints and is not in the trace.
+Rules: a request's blocks are its page fingerprints, numbered. Its arrival is the time of its enqueue; if a
+log has several runs, in wall time. A request's outputs are known only at its end, so requests wait here until
+all that arrived before them have ended. A rejected request has no fingerprints and is not in the trace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTES: Final = (
 
 
 def log_page_size(path: Path) -> int:
-    """Tokens a page, from the log's header. Raises InputError."""
+    """The page size in tokens, from the log's header. Raises InputError."""
     for record in read_log(path, ReadReport()):
         if isinstance(record, Header):
             return record.page_size
@@ -36,7 +36,7 @@ def log_page_size(path: Path) -> int:
 
 
 def read_events(path: Path, report: Report) -> Iterator[TraceRequest]:
-    """Requests in order of their enqueue. Raises InputError (a bad log)."""
+    """The log's requests in the order of their enqueues. Raises InputError for a bad log."""
     read, live, names = ReadReport(), _Live(), Names()
     header: Header | None = None
     runs = 0
@@ -71,7 +71,7 @@ def read_events(path: Path, report: Report) -> Iterator[TraceRequest]:
 
 
 class _Live:
-    """Requests that still run, and those that ended behind one that does."""
+    """Requests that have not ended, and those that ended while an earlier one had not."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, tuple[TraceRequest, bool]] = OrderedDict()
@@ -80,7 +80,8 @@ class _Live:
         self._held[name] = (request, False)
 
     def end(self, name: str, outputs: int) -> Iterator[TraceRequest]:
-        """It ended; gives what nothing is waited for any more. A request from before the log is unknown."""
+        """Request `name` ended; returns the requests that need to wait no longer. A name that is unknown, of
+        a request from before the log, is ignored."""
         if name in self._held:
             self._held[name] = (replace(self._held[name][0], output_length=outputs), True)
         while self._held and next(iter(self._held.values()))[1]:
