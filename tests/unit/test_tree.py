@@ -197,7 +197,7 @@ def test_counts_hold_through_ten_thousand_random_operations() -> None:
         assert c.tree.nodes == len(nodes)
 
 
-# -- who goes first -------------------------------------------------------------------------------
+# -- order of eviction -----------------------------------------------------------------------------
 
 
 def test_exactly_as_many_pages_as_asked_from_the_tail() -> None:

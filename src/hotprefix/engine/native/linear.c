@@ -51,7 +51,7 @@ static void pack_panel(void *context, size_t panel, int thread) {
         }
 }
 
-/* weight [out, in], row-major, into `packed` (hp_linear_bytes); `in` is even where bfloat16. */
+/* weight [out, in], row-major, into `packed` (hp_linear_bytes); `in` is even if bfloat16. */
 void hp_linear_pack(const void *weight, void *packed, size_t out, size_t in, int is_bf16, int threads) {
     struct pack job = {.from = weight, .to = packed, .out = out, .in = in, .cell = is_bf16 ? 2 : 4};
     if (kind_of(is_bf16) == PAIR) job.in /= 2, job.cell = 4;

@@ -113,7 +113,7 @@ static void pack_panel(void *context, size_t panel, int thread) {
 }
 
 /* blocks [out, in / GROUP] as `source` lays them out, into `packed` (hp_blocks_bytes); weight [out, in] is
- * their dense meaning. Returns 0, or 4 where the two differ. */
+ * their dense meaning. Returns 0, or 4 if the two differ. */
 int hp_blocks_pack(int source, const void *blocks, const void *weight, void *packed, size_t out, size_t in, int is_bf16,
                    int threads) {
     struct pack job = {.source = source, .blocks = blocks, .weight = weight, .to = packed,

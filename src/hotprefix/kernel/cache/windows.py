@@ -109,7 +109,7 @@ class Windows:
             group.drop(reversed(pages))
 
     def tail(self, seq: Seq) -> Tail:
-        """For each group, the published pages that another sequence needs to go on where this one is."""
+        """For each group, the published pages that another sequence needs to go on from where this one is."""
         return tuple((g, seq.table[g.first(seq.computed) : seq.shared]) for g in self.groups)
 
     # -- room -------------------------------------------------------------------------------------
