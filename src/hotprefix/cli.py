@@ -115,6 +115,37 @@ def serve(
     api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
     isolate_keys: Annotated[bool, typer.Option(help="Keys do not share cached prefixes.")] = False,
     drain_seconds: Annotated[float, typer.Option(help="How long SIGTERM lets open requests run.")] = 30.0,
+    cors_origin: Annotated[
+        str | None,
+        typer.Option(help="Regular expression of origins whose pages may call; default: localhost."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Further name a Host header may give: NAME, *.NAME, or * for any."),
+    ] = None,
+    stream_keepalive: Annotated[
+        float, typer.Option(help="Seconds without a byte after which a stream sends a comment; 0: never.")
+    ] = 0.0,
+    body_limit: Annotated[int, typer.Option(help="Bytes of a request's body.")] = 32 * 1024 * 1024,
+    max_choices: Annotated[int, typer.Option(help="Prompts times n in one request.")] = 128,
+    max_messages: Annotated[int, typer.Option(help="Messages of one conversation; as many tools.")] = 10_000,
+    max_json_values: Annotated[int, typer.Option(help="Values of any kind in a body (token ids).")] = 1 << 20,
+    max_json_items: Annotated[
+        int, typer.Option(help="Texts, names of fields, lists and objects in a body.")
+    ] = 1 << 18,
+    max_header_bytes: Annotated[int, typer.Option(help="Bytes of request line and headers.")] = 64 * 1024,
+    max_headers: Annotated[int, typer.Option(help="Headers of a request.")] = 256,
+    max_connections: Annotated[
+        int | None,
+        typer.Option(help="Open connections; default: what the limit of open files allows, to 4096."),
+    ] = None,
+    header_timeout: Annotated[float, typer.Option(help="Seconds for a request's headers.")] = 20.0,
+    body_timeout: Annotated[float, typer.Option(help="Seconds for a body, plus what its bytes buy.")] = 60.0,
+    min_body_rate: Annotated[int, typer.Option(help="Bytes of a body that buy one second more.")] = 64 * 1024,
+    idle_timeout: Annotated[
+        float, typer.Option(help="Seconds a connection waits for a next request.")
+    ] = 75.0,
+    send_timeout: Annotated[float, typer.Option(help="Seconds a client may read nothing.")] = 300.0,
 ) -> None:
     """Serve the OpenAI API on a real model.
 
@@ -122,7 +153,7 @@ def serve(
     """
     _need_engine()
     from hotprefix.engine.config import EngineConfig
-    from hotprefix.server.config import ServerConfig
+    from hotprefix.server.config import LOCAL_ORIGINS, ServerConfig
     from hotprefix.server.run import serve as run_server
 
     engine = EngineConfig(
@@ -145,7 +176,14 @@ def serve(
         isolate_keys=isolate_keys,
         served_names=tuple(served_model_name or ()),
         drain_s=drain_seconds,
-    )
+        cors_origin=LOCAL_ORIGINS if cors_origin is None else cors_origin,
+        allowed_hosts=tuple(allowed_host or ()),
+        stream_keepalive_s=stream_keepalive, body_limit=body_limit, max_choices=max_choices,
+        max_messages=max_messages, max_json_values=max_json_values, max_json_items=max_json_items,
+        max_header_bytes=max_header_bytes, max_headers=max_headers, max_connections=max_connections,
+        header_timeout_s=header_timeout, body_timeout_s=body_timeout, min_body_rate=min_body_rate,
+        idle_timeout_s=idle_timeout, send_timeout_s=send_timeout,
+    )  # fmt: skip
     run_server(engine, server)
 
 

@@ -22,6 +22,8 @@ from tests.support import loops
 from tests.support.server import events
 from tests.support.serving import Server, server
 
+JSON = {"content-type": "application/json"}
+
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Server]:
@@ -169,7 +171,7 @@ def test_a_client_that_leaves_aborts_all_its_choices(shared: Server, stream: boo
         with socket.create_connection(("127.0.0.1", int(shared.url.rsplit(":", 1)[1]))) as raw:
             value = json.dumps(body(max_tokens=None, n=3, stream=stream)).encode()
             raw.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                 b"content-length: %d\r\n\r\n%s" % (len(value), value)
             )
             until(lambda: running_now(shared) == 3)
@@ -201,7 +203,7 @@ def test_case_152_a_million_token_ids_are_read_and_the_event_loop_goes_on(shared
 
     with ThreadPoolExecutor(1) as pool:
         probing = pool.submit(probe)
-        answer = httpx.post(f"{shared.url}/v1/completions", content=big, timeout=200)
+        answer = httpx.post(f"{shared.url}/v1/completions", content=big, headers=JSON, timeout=200)
         done.set()
         probing.result()
     assert answer.status_code == 400
@@ -220,7 +222,7 @@ def test_case_152_one_byte_too_many_is_a_413_without_reading_all(shared: Server,
             sent += 1 << 20
             yield b" " * (1 << 20)
 
-    headers = {} if chunked else {"content-length": str(8 * limit)}
+    headers = JSON if chunked else {**JSON, "content-length": str(8 * limit)}
     try:
         answer = httpx.post(f"{shared.url}/v1/completions", content=content(), headers=headers, timeout=200)
     except httpx.WriteError:
@@ -233,15 +235,26 @@ def test_case_152_one_byte_too_many_is_a_413_without_reading_all(shared: Server,
 
 def test_case_152_a_declared_length_over_the_limit_is_answered_before_the_body(shared: Server) -> None:
     with socket.create_connection(("127.0.0.1", int(shared.url.rsplit(":", 1)[1])), timeout=30) as raw:
-        raw.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n")
+        raw.sendall(
+            b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 99999999999\r\n\r\n"
+        )
         assert raw.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_body_of_exactly_the_limit_is_read(shared: Server) -> None:
     value = json.dumps(body()).encode()
     padded = value + b" " * (32 * 1024 * 1024 - len(value))
-    assert httpx.post(f"{shared.url}/v1/completions", content=padded, timeout=200).status_code == 200
-    assert httpx.post(f"{shared.url}/v1/completions", content=padded + b" ", timeout=200).status_code == 413
+    assert (
+        httpx.post(f"{shared.url}/v1/completions", content=padded, headers=JSON, timeout=200).status_code
+        == 200
+    )
+    assert (
+        httpx.post(
+            f"{shared.url}/v1/completions", content=padded + b" ", headers=JSON, timeout=200
+        ).status_code
+        == 413
+    )
 
 
 def test_metrics_answers_head_too(shared: Server) -> None:
@@ -253,11 +266,49 @@ def test_metrics_answers_head_too(shared: Server) -> None:
 def test_flush_says_what_running_requests_keep(shared: Server) -> None:
     stream = OpenStream(shared, max_tokens=None)
     partial = httpx.post(f"{shared.url}/reset_prefix_cache", timeout=200)
-    assert (partial.status_code, partial.json()["success"]) == (409, False)
+    assert (partial.status_code, partial.json()["success"]) == (200, True)
     assert (partial.json()["kept_tokens"], partial.json()["running_requests"]) == (16, 1)
-    assert "1 running request" in partial.json()["error"]["message"]
+    assert "1 running request" in partial.json()["message"]
     stream.close()
     until(lambda: running_now(shared) == 0)
-    for method in ("GET", "POST"):
-        whole = httpx.request(method, f"{shared.url}/flush_cache", timeout=200)
-        assert (whole.status_code, whole.json()["freed_tokens"]) == (200, 16)
+    whole = httpx.post(f"{shared.url}/flush_cache", timeout=200)
+    assert (whole.status_code, whole.json()["freed_tokens"]) == (200, 16)
+
+
+def test_sigterm_while_the_engine_hangs_ends_every_answer_with_an_error() -> None:
+    """Streams with an event, others with JSON; also those that the engine has not even taken."""
+    with server("build", "0.2") as running:
+        running.until_ready()
+        streams = [OpenStream(running, max_tokens=None) for _ in range(2)]
+        with ThreadPoolExecutor(3) as pool:
+            whole = pool.submit(post, running, body(max_tokens=None))
+            until(lambda: running_now(running) == 3)
+            os.kill(running.engine_pid(), signal.SIGSTOP)
+            late = [pool.submit(post, running, body(stream=stream)) for stream in (False, True)]
+            until(lambda: httpx.get(f"{running.url}/metrics", timeout=200).status_code == 200)
+            running.signal()
+            for stream in streams:
+                found = stream.rest()
+                assert found[-1]["error"]["code"] == "draining"
+                assert "[DONE]" not in found
+            for answer in (whole.result(), *(one.result() for one in late)):
+                assert answer.status_code == 503
+                assert answer.headers["content-type"] == "application/json"
+                assert answer.json()["error"]["type"] == "service_unavailable_error"
+        assert running.wait() == 0
+
+
+def test_liveness_stays_while_the_engine_is_replaced_and_readiness_does_not() -> None:
+    with server() as running:
+        running.until_ready()
+        os.kill(running.engine_pid(), signal.SIGKILL)
+        seen = set()
+        end = time.monotonic() + 120
+        while (
+            ready := httpx.get(f"{running.url}/readyz", timeout=200).status_code
+        ) != 200 or 503 not in seen:
+            seen.add(ready)
+            assert httpx.get(f"{running.url}/livez", timeout=200).status_code == 200
+            assert time.monotonic() < end
+        running.signal()
+        running.until_health(503)

@@ -15,7 +15,7 @@ from hotprefix.kernel.config import Capabilities, Eviction, Flight, Order, Publi
 from hotprefix.kernel.plan import Finish, StepPlan
 from tests.support.drive import Driver
 from tests.support.fake import cold_run
-from tests.support.watch import OnceWatch, PlanWatch
+from tests.support.watch import FlushWatch, OnceWatch, PlanWatch
 
 BASES = [[(7 * i + 31 * b) % 97 for i in range(70)] for b in range(3)]
 SALTS = [None, "a", "b"]
@@ -62,6 +62,7 @@ class KernelMachine(RuleBasedStateMachine):
         self.d = Driver(max(tokens // page_size, 1), page_size, Capabilities(same_step), **config)
         self.watch = PlanWatch(self.d, Capabilities(same_step))
         self.once = OnceWatch(self.d)
+        self.flushes = FlushWatch(self.d)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -114,6 +115,9 @@ class KernelMachine(RuleBasedStateMachine):
             assert self.d.kernel.status() == before
         except QueueFull:
             assert 0 < self.d.config.max_waiting <= before.waiting + before.parked
+            # Either one was left behind by a plan, or those that are new are more than there are free slots.
+            free = self.d.config.max_running - before.running
+            assert self.d.kernel.counters.steps or before.waiting + before.parked > free
             assert self.d.kernel.status() == before
 
     @rule(pick=st.integers(0, 1000))
@@ -129,7 +133,9 @@ class KernelMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
+        self.once.flushed()
         report = self.d.kernel.flush(self.d.now)
+        self.flushes.flushed()
         l1 = self.d.kernel.status().l1
         assert l1.evictable == 0
         assert report.protected == l1.protected
@@ -141,6 +147,7 @@ class KernelMachine(RuleBasedStateMachine):
     def plan(self) -> None:
         plan = self.d.plan()
         self.watch.planned(plan)
+        self.flushes.planned(plan)
         if self.watch_copies:
             self.once.planned(plan, resident_only=self.d.kernel.counters.failed_steps > 0)
         self.in_flight = plan if plan.chunks else None

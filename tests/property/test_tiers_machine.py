@@ -25,6 +25,7 @@ from hotprefix.kernel.config import (
 from hotprefix.kernel.plan import Finish, StepPlan
 from tests.support.drive import Driver
 from tests.support.tier_watch import TierWatch
+from tests.support.watch import FlushWatch
 
 BASES = [[(7 * i + 31 * b) % 97 for i in range(60)] for b in range(2)]
 NEVER = 1e18
@@ -85,6 +86,7 @@ class TierMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.d.storage_delay, self.d.storage_seconds = storage  # type: ignore[assignment]
         self.watch = TierWatch(self.d)
+        self.flushes = FlushWatch(self.d)
         self._land, self.d.land = self.d.land, self._watched_land  # type: ignore[method-assign]
 
     # -- requests ---------------------------------------------------------------------------------
@@ -138,6 +140,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         report = self.d.kernel.flush(self.d.now)
+        self.flushes.flushed()
         status = self.d.kernel.status()
         assert status.l1.evictable == 0
         assert report.protected == status.l1.protected
@@ -153,6 +156,7 @@ class TierMachine(RuleBasedStateMachine):
     def plan(self) -> None:
         plan = self.d.plan()
         self.watch.planned(plan)
+        self.flushes.planned(plan)
         self.gone += plan.cancels
         if plan.empty:
             self.d.now += 1.0

@@ -75,6 +75,9 @@ class BytesText:
         self.checked.append(structured)
         return Verdict(None, 0.01)
 
+    def bound(self, max_tokens: int) -> None:
+        pass
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
 
@@ -177,7 +180,7 @@ async def client(
     """An HTTP client of a server over the engine, in this process."""
     app = create_app(engine, config or ServerConfig(), BytesText())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as http:
         yield http
 
 

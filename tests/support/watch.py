@@ -124,12 +124,19 @@ class OnceWatch:
         self._copies: dict[int, PageKey] = {}
         self._tables: dict[int, list[int]] = {}
         self.computed: dict[PageKey, int] = {}
+        self._private: set[str] = set()
+
+    def flushed(self) -> None:
+        """Call before a flush: what was computed, and what those compute that run now, is for nobody else."""
+        self._copies = {}
+        self._private = {seq.request.id for seq in self._d.kernel._s.running}
 
     def planned(self, plan: StepPlan, resident_only: bool = False) -> None:
         """Call with every plan before it is executed. resident_only: ignore copies that are not published."""
         pool, page = self._d.kernel._s.l1.pool, self._d.config.page_size
         self._copies = {p: key for p, key in self._copies.items() if pool.state(p) is not PageState.FREE}
         mine: set[int] = set()
+        self._private.difference_update(a.request for a in plan.admissions)
         for chunk in plan.chunks:
             table = self._tables.setdefault(chunk.slot, [])
             table[chunk.table_from :] = chunk.table
@@ -144,7 +151,11 @@ class OnceWatch:
             for index in range(chunk.start // page, -(-chunk.stop // page)):
                 physical = table[index]
                 mine.add(physical)
-                if not chunk.prefill or (index + 1) * page > min(shareable, len(known)):
+                if (
+                    chunk.request in self._private
+                    or not chunk.prefill
+                    or (index + 1) * page > min(shareable, len(known))
+                ):
                     self._copies.pop(physical, None)
                     continue
                 key = (self.salts.get(chunk.request), tk.encode(known[: (index + 1) * page]))
@@ -156,3 +167,46 @@ class OnceWatch:
                 self._copies[physical] = key
                 fresh = min(chunk.stop, (index + 1) * page) - max(chunk.start, index * page)
                 self.computed[key] = self.computed.get(key, 0) + fresh
+
+
+class FlushWatch:
+    """Nobody reads what was computed before a flush but those who were running then. A page is as old as the
+    admission of the request that computed it, a copy as old as what it was copied from; what came from L3 has
+    no age, because a flush leaves L3 alone."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._d = driver
+        self._flushes = 0
+        self._since: dict[str, float] = {}
+        self._pages: dict[int, float] = {}
+        self._copies: dict[int, float] = {}
+        self._tables: dict[int, list[int]] = {}
+        land = driver.executor.land
+
+        def landed(page: int, payload: object) -> None:
+            self._copies.pop(page, None)
+            land(page, payload)  # type: ignore[arg-type]
+
+        driver.executor.land = landed  # type: ignore[method-assign]
+
+    def flushed(self) -> None:
+        self._flushes += 1
+
+    def planned(self, plan: StepPlan) -> None:
+        """Call with every plan before it is executed."""
+        page = self._d.config.page_size
+        self._since |= dict.fromkeys((a.request for a in plan.admissions), self._flushes)
+        for copy in plan.saves:
+            self._copies[copy.target] = self._pages[copy.source]
+        for copy in plan.restores:
+            self._pages[copy.target] = self._copies.get(copy.source, float("inf"))
+        for chunk in plan.chunks:
+            table = self._tables.setdefault(chunk.slot, [])
+            table[chunk.table_from :] = chunk.table
+            written = table[chunk.start // page : -(-chunk.stop // page)]
+            if chunk.start % page:
+                written = written[1:]  # its first part is as old as it was
+            self._pages |= dict.fromkeys(written, self._since[chunk.request])
+        for chunk in plan.chunks:
+            for physical in self._tables[chunk.slot][: -(-chunk.start // page)]:
+                assert self._pages[physical] >= self._since[chunk.request], "found after the flush"

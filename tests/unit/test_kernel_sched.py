@@ -95,10 +95,36 @@ def test_a_full_queue_says_so_and_takes_requests_again_later() -> None:
     d = Driver(64, 4, max_waiting=2, max_running=1, flight=Flight.EXACT_FINISH)
     d.submit("a", [1, 2, 3], 4)
     d.submit("b", [1, 2, 3], 4)
-    with pytest.raises(QueueFull, match="2 requests wait, the limit is 2"):
-        d.submit("c", [1], 1)
-    d.step()
     d.submit("c", [1], 1)
+    with pytest.raises(QueueFull, match="2 requests wait, the limit is 2"):
+        d.submit("d", [1], 1)
+    d.run()
+    d.submit("d", [1], 1)
+    d.run().assert_cold_equal()
+
+
+def test_who_will_find_a_free_slot_does_not_wait() -> None:
+    d = Driver(64, 4, max_waiting=2, max_running=3, flight=Flight.NONE)
+    for n in range(5):  # three will run, two wait
+        d.submit(f"r{n}", [n, 2, 3], 4)
+    with pytest.raises(QueueFull, match="2 requests wait, the limit is 2"):
+        d.submit("more", [9], 1)
+    d.step()
+    assert d.kernel.load == (3, 2)
+    with pytest.raises(QueueFull, match="2 requests wait, the limit is 2"):
+        d.submit("more", [9], 1)
+    d.run().assert_cold_equal()
+
+
+def test_free_slots_do_not_count_while_somebody_waits_for_pages() -> None:
+    d = Driver(4, 4, max_waiting=1, max_running=8, flight=Flight.NONE, output_reserve=1.0)
+    d.submit("large", [1] * 8, 8)
+    d.step()
+    d.submit("waits", [2] * 8, 8)
+    d.step()
+    assert d.kernel.load == (1, 1)
+    with pytest.raises(QueueFull, match="1 requests wait, the limit is 1"):
+        d.submit("more", [3], 1)
     d.run().assert_cold_equal()
 
 

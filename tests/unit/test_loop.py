@@ -117,11 +117,12 @@ def test_a_used_id_is_refused_and_the_first_goes_on() -> None:
 
 
 def test_full_queue_is_refused() -> None:
-    loop, executor, _ = fake_loop(max_waiting=1)
-    loop.submit(ask("a"))
+    loop, executor, _ = fake_loop(max_waiting=1, max_running=1)
+    for name in ("a", "b"):
+        loop.submit(ask(name))
     with pytest.raises(QueueFull, match="limit is 1"):
-        loop.submit(ask("b"))
-    assert set(executor.started) == {"a"}
+        loop.submit(ask("c"))
+    assert set(executor.started) == {"a", "b"}
 
 
 def test_abort_gives_the_terminal_delta_with_the_next_step() -> None:

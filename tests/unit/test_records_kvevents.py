@@ -53,11 +53,11 @@ class Subscriber:
 
 
 def resident(d: WatchedDriver) -> set[int]:
-    """What the tree really holds, by another way: every node's whole key."""
+    """What can be found in the tree, by another way: every node's whole key."""
     tree, page = d.kernel._s.l1.tree, d.config.page_size
     found = set()
     for node in tree.walk_nodes():
-        if not node.planned:
+        if not (node.planned or node.retired):
             keys = chain(root_key(node.namespace, page), node.path_key(), page)
             found.update(map(block_hash, keys))
     return found
@@ -88,9 +88,9 @@ class Watch:
         self.events += events
         self.router.take(events)
         tree = self.kernel._s.l1.tree
-        planned = sum(len(node.pages) for node in tree.walk_nodes() if node.planned)
-        assert self.pages.stored - self.pages.removed == tree.total_pages - planned
-        assert len(self.router.resident) == tree.total_pages - planned
+        hidden = sum(len(node.pages) for node in tree.walk_nodes() if node.planned or node.retired)
+        assert self.pages.stored - self.pages.removed == tree.total_pages - hidden
+        assert len(self.router.resident) == tree.total_pages - hidden
         self.checked += 1
 
     def __getattr__(self, name: str) -> Any:

@@ -132,14 +132,15 @@ def test_an_abort_while_waiting_has_only_what_was_measured() -> None:
 
 def test_a_rejected_request_is_a_span_of_no_length() -> None:
     traced = Traced()
-    d = WatchedDriver(traced.recorder, page_size=4, max_waiting=1)
+    d = WatchedDriver(traced.recorder, page_size=4, max_waiting=1, max_running=1)
     d.submit("a", TOKENS, 1)
+    d.submit("c", TOKENS, 1)
     d.now = 1.0
     with pytest.raises(QueueFull) as caught:
         d.submit("b", TOKENS, 1)
     d.run()
     found = roots(traced.spans())
-    assert list(found) == ["b", "a"]
+    assert list(found) == ["b", "a", "c"]
     b = found["b"]
     assert (at(b.start_time), at(b.end_time)) == (1.0, 1.0)
     assert said(b) == {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,9 +145,14 @@ async def test_what_is_not_json_is_a_400(body: bytes) -> None:
 
 async def test_other_content_types_are_refused() -> None:
     async with client(FakeEngine()) as http:
-        answer = await http.post(TEXT, content=b'{"prompt":"a"}', headers={"content-type": "text/plain"})
-        assert answer.status_code == 415
-        assert (await http.post(TEXT, content=b'{"prompt":"a"}')).status_code == 200
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "", None):
+            headers = {} if kind is None else {"content-type": kind}
+            answer = await http.post(TEXT, content=b'{"prompt":"a"}', headers=headers)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-type")
+        for kind in ("application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"):
+            headers = {"content-type": kind}
+            answer = await http.post(TEXT, content=b'{"prompt":"a"}', headers=headers)
+            assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -270,7 +276,7 @@ async def test_while_the_model_loads_everything_says_so() -> None:
     import httpx
 
     app = create_app(FakeEngine(), ServerConfig())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         assert (await http.get("/health")).status_code == 503
         for route, body in ((CHAT, chat()), (TEXT, text()), ("/tokenize", {"prompt": "a"})):
             assert (await http.post(route, json=body)).status_code == 503
@@ -288,7 +294,27 @@ async def test_our_own_bug_is_a_500_in_the_same_shape(caplog: pytest.LogCaptureF
     app = create_app(FakeEngine(), ServerConfig(), Broken())
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     with caplog.at_level(logging.ERROR):
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             answer = await http.post(CHAT, json=chat())
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     assert "inner detail" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("most", "n", "status"), [(8, 8, 200), (8, 9, 400), (None, 128, 200), (None, 129, 400)]
+)
+async def test_more_choices_than_can_ever_run_and_wait_are_a_400(
+    most: int | None, n: int, status: int
+) -> None:
+    """As a 429 the client would try again for ever."""
+    engine = FakeEngine()
+    engine.info = replace(engine.info, max_requests=most)
+    async with client(engine) as http:
+        answer = await http.post(CHAT, json=chat(n=n))
+        assert answer.status_code == status
+        prompts = await http.post(TEXT, json=text(prompt=["a"] * n))
+        assert prompts.status_code == status
+    if status == 400:
+        error = answer.json()["error"]
+        assert (error["param"], f"1 to {n - 1}" in error["message"]) == ("n", True)
+        assert ("--max-running" if most else "--max-choices") in error["message"]

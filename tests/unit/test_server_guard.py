@@ -65,14 +65,16 @@ async def test_the_page_needs_no_key_and_nothing_else_at_its_place() -> None:
 
 async def test_health_needs_no_key() -> None:
     async with client(FakeEngine(), CONFIG) as http:
-        assert (await http.get("/health")).status_code == 200
-        assert (await http.head("/health")).status_code == 200
+        for route in ("/health", "/readyz", "/livez"):
+            assert (await http.get(route)).status_code == 200
+            assert (await http.head(route)).status_code == 200
 
 
 async def test_other_sites_may_not_read_answers() -> None:
     async with client(FakeEngine()) as http:
         for origin in ("https://evil.example", "http://localhost.evil.example", "null"):
             answer = await http.get("/v1/models", headers={"origin": origin})
+            assert answer.status_code == 403
             assert "access-control-allow-origin" not in answer.headers
         answer = await http.get("/v1/models", headers={"origin": "http://127.0.0.1:5000"})
         assert answer.headers["access-control-allow-origin"] == "http://127.0.0.1:5000"
@@ -85,7 +87,7 @@ async def test_other_sites_may_not_read_answers() -> None:
 async def test_a_key_is_in_no_log_answer_or_setting(caplog: pytest.LogCaptureFixture) -> None:
     app = create_app(FakeEngine(), CONFIG, BytesText())
     with caplog.at_level(logging.DEBUG):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             info = await http.get("/server_info", headers=bearer(f"Bearer {KEY}"))
             metrics = await http.get("/metrics", headers=bearer(f"Bearer {KEY}"))
             refused = await http.get("/server_info", headers=bearer(f"Bearer {KEY}x"))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from text_models import CHATML, metadata, toy
 
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.params import StructuredOutput
+from hotprefix.engine.text.source import from_metadata
 from hotprefix.engine.text.tokenizer import Tokenizer
-from hotprefix.errors import InputError, ModelLoadError
+from hotprefix.errors import ContextLengthExceeded, InputError, ModelLoadError
 from hotprefix.server.model_text import ModelText
 
 
@@ -90,3 +93,55 @@ async def test_case_152_the_event_loop_goes_on_while_a_large_text_is_tokenized(t
         turns += 1
     assert len(await work) > 200_000
     assert turns > 20
+
+
+def test_ids_that_only_the_model_has_can_be_shown() -> None:
+    """A model's vocabulary may be wider than its tokenizer's; the server checks ids against the model's."""
+    narrow = ModelText(toy(CHATML))
+    ids = [65, 300, 66]
+    assert narrow.decode(ids, skip_special_tokens=False) == narrow.decode([65, 66], skip_special_tokens=False)
+    assert narrow.token_bytes(300) == b""
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = ModelText.load("default")
+    text.bound(100_000)
+    longest = max(map(len, text._tokenizer.token_bytes))
+    most = 100_000 * longest
+    tokenized: list[int] = []
+
+    def encode_runs(self: Tokenizer, text: str, runs: Any) -> list[int]:
+        tokenized.append(len(text))
+        return [1]
+
+    monkeypatch.setattr(Tokenizer, "encode_runs", encode_runs)
+
+    def take(content: str) -> None:
+        if chat:
+            messages = [{"role": "user", "content": content}]
+            text.render(messages, tools=(), add_generation_prompt=True, variables={})
+        else:
+            text.encode(content, add_special_tokens=False)
+
+    take("é" * (most // 2 - 500))
+    assert len(tokenized) == 1
+    for content in ("é" * (most // 2 + 1), "a" * (most + 1)):
+        with pytest.raises(ContextLengthExceeded, match="maximum context length is 100000 tokens") as error:
+            take(content)
+        assert str(longest) in error.value.message
+        assert error.value.param == ("messages" if chat else "prompt")
+    assert len(tokenized) == 1
+
+
+def test_blanks_that_a_token_takes_along_are_found_in_one_pass() -> None:
+    """A pattern that begins with any number of blanks looks at each blank of a run as often as there are
+    blanks: minutes for the text below, with the interpreter's lock held."""
+    source = from_metadata(metadata(("<s>", "<mask>", "</s>")))
+    added = [replace(one, lstrip=True) if one.content == "<mask>" else one for one in source.added]
+    tokenizer = Tokenizer(replace(source, added=added))
+    mask = tokenizer.token_id("<mask>")
+    assert tokenizer.encode("a  <mask> b", special="template") == [ord("a"), mask, ord(" "), ord("b")]
+    assert len(tokenizer.encode(" " * 400_000, special="template")) == 400_000

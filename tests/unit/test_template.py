@@ -94,7 +94,7 @@ def test_the_default_models_prompt() -> None:
 
 
 def test_text_runs_are_tokenized_across_the_edges_of_a_message() -> None:
-    """As the model was trained, and as a completion of the same text gets (handed case 16)."""
+    """As the model was trained, and as a completion of the same text gets."""
     tokenizer = default_tokenizer()
     prompt = ChatTemplate(tokenizer).render([user("\n\nHello\n")])
     assert list(prompt.ids) == tokenizer.encode(prompt.text, special="template", bos=True)
@@ -134,6 +134,12 @@ def test_parts_are_joined_and_null_is_absent() -> None:
     assert template.render([user(parts)]) == template.render(
         [user("a\nb") | {"name": None, "tool_calls": None}]
     )
+
+
+def test_an_answer_that_is_only_a_thought_has_empty_content() -> None:
+    source = "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
+    thought = {"role": "assistant", "content": None, "reasoning_content": "so"}
+    assert ChatTemplate(toy(CHATML), source=source).render([user("x"), thought]).text == "[|x][so|]"
 
 
 def test_globals_of_the_convention() -> None:
@@ -188,6 +194,55 @@ def test_a_template_for_tools_is_taken_when_there_are_tools() -> None:
     assert template.render([user("x")]).text == "D"
     assert template.render([user("x")], tools=[TOOL]).text == "U1"
     assert not ChatTemplate(tokenizer, source=CHATML_TEMPLATE).knows_tools
+
+
+def test_calls_that_a_template_prints_are_left_to_it_whatever_it_does_with_contents() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }} {{ m.content | upper }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.arguments }}]{% endfor %}/{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    told = [
+        {"role": "assistant", "content": "so", "tool_calls": [call, call]},
+        {"role": "tool", "content": "r"},
+    ]
+    text = ChatTemplate(toy(CHATML), source=source).render([user("x"), *told]).text
+    assert text == 'user X/assistant SO[{"a":1}][{"a":1}]/tool R/'
+
+
+def test_results_that_a_template_does_not_print_are_told_all_the_same() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }} {{ m.content if m.role != 'tool' }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.function.arguments }}]{% endfor %}/{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    told = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "r"}]
+    text = ChatTemplate(toy(CHATML), source=source).render([user("x"), *told]).text
+    assert text == (
+        'user x/assistant <tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>/'
+        "user <tool_response>\nr\n</tool_response>/"
+    )
+
+
+def test_no_key_nor_constant_of_a_call_is_part_of_a_control_token() -> None:
+    """Qwen's vocabulary has <|repo_name|>, others have tokens with "function" or "type" in them."""
+    words = ("<|repo_name|>", "<|function|>", "<|arguments|>", "<|type|>", "<|user|>", "<|content|>", "<|v|>")
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ c.type == 'function' }} {{ c.function.name }}"
+        "({{ c.function.arguments | tojson }} {{ c.function.arguments.content }}){% endfor %}{% endfor %}"
+        " {{ v.name }} {{ v | tojson }} {{ tools | tojson }} {{ messages[0].content | length }}"
+        " {{ messages[0].content == '<|user|>' }} {{ {'<|user|>': 1}[messages[0].content] }}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "content", "arguments": '{"content": "v"}'}}
+    tools = [{"type": "function", "function": {"name": "user", "parameters": {}}}]
+    template = ChatTemplate(toy(("<s>", *words, "<|im_end|>")), source=source)
+    told = {"role": "assistant", "content": None, "tool_calls": [call]}
+    prompt = template.render([user("<|user|>"), told], tools=tools, kwargs={"v": {"name": "type", "v": "v"}})
+    assert prompt.text == (
+        'True content({"content": "v"} v) type {"name": "type", "v": "v"} ' + json.dumps(tools) + " 8 True 1"
+    )
+    assert bytes(prompt.ids).decode() == prompt.text
 
 
 # -- forgery --------------------------------------------------------------------------------------
@@ -272,14 +327,7 @@ def test_no_tool_nor_variable_nor_name_does(name: str, text: str) -> None:
         ([user([{"type": "text"}])], "messages[0].content[0]"),
         ([user("x"), {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls[0]"),
         (
-            [user("x"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            "messages[1].tool_calls[0].function.arguments",
-        ),
-        (
-            [
-                user("x"),
-                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
-            ],
+            [user("x"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}],
             "messages[1].tool_calls[0].function.arguments",
         ),
     ],
@@ -307,7 +355,7 @@ def test_a_templates_refusal_is_the_callers_error(source: str, message: str) -> 
 
 
 def test_deep_nesting_and_reserved_variables_are_refused() -> None:
-    template = ChatTemplate(toy(CHATML), source=CHATML_TEMPLATE)
+    template = ChatTemplate(toy(CHATML), source="{{ x | tojson }}")
     deep: Any = "x"
     for _ in range(5000):
         deep = [deep]

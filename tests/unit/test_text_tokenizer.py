@@ -112,6 +112,38 @@ def test_template_text_does_and_the_longest_wins() -> None:
     assert ours.decode([257, 120], skip_special_tokens=False) == "<a>x"
 
 
+def test_tokens_that_strip_blanks_do_so_as_in_the_library(tmp_path: Path) -> None:
+    spec = json.loads((directory(tmp_path) / "tokenizer.json").read_text())
+    for token, strips in zip(spec["added_tokens"], ("lstrip", "rstrip", "none", "both"), strict=True):
+        token["lstrip"], token["rstrip"] = strips in ("lstrip", "both"), strips in ("rstrip", "both")
+    word = spec["added_tokens"][3] | {"id": 260, "content": "WORD", "special": False}
+    spec["added_tokens"].append(word)
+    ours = Tokenizer.load(directory(tmp_path, tokenizer=spec))
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs.no_truncation()
+    for text in (
+        "a  <s>  b",
+        " <|im_start|> \n<|im_start|>  x",
+        " <|im_end|> <think>  ",
+        "<s> <s><think> <s>",
+        " WORD a  WORD  <s> WORD WORD  ",
+    ):
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, special="template") == expected
+        for cut in range(len(text)):  # the blanks may be a caller's: they belong to the token all the same
+            mark = text.find("<", cut)
+            runs = [(cut, "none"), (len(text) - cut, "template")]
+            if not text[:cut].strip(" \na") and mark >= 0:
+                assert ours.encode_runs(text, runs) == expected  # type: ignore[arg-type]
+
+
+def test_a_token_across_two_parts_is_text_and_hides_no_other() -> None:
+    ours = toy(["<s>", "<a>", "<a>x", "x<a>", "</s>"], ["<t>"])
+    assert ours.encode_runs("<a>x<a>", [(3, "template"), (1, "none"), (3, "template")]) == [257, 120, 257]
+    assert ours.encode_runs("<a>", [(1, "template"), (2, "none")]) == [60, 97, 62]
+    assert ours.encode_runs("<t><a><t>", [(6, "markup"), (3, "none")]) == [261, 60, 97, 62, 60, 116, 62]
+
+
 def test_bos_comes_at_most_once() -> None:
     ours = toy(CHATML, ggml__add_bos_token=True)
     assert ours.encode("x", special="template", bos=True) == [256, 120]
@@ -121,10 +153,11 @@ def test_bos_comes_at_most_once() -> None:
     assert toy(CHATML).encode("x", bos=True) == [120]
 
 
-def test_unknown_ids_are_refused() -> None:
-    for wrong in (-1, 259, 2**63):
-        with pytest.raises(InputError, match="ids 0 to 258"):
-            toy(CHATML).decode([65, wrong])
+def test_ids_beyond_the_tokenizers_have_no_text_and_negative_ones_are_refused() -> None:
+    """A model's vocabulary is often padded (Qwen2.5: 151,936 rows for 151,665 tokens)."""
+    assert toy(CHATML).decode([65, 259, 2**63, 66]) == toy(CHATML).decode([65, 66])
+    with pytest.raises(InputError, match="token id -1: ids start at 0"):
+        toy(CHATML).decode([65, -1])
 
 
 # -- pre-tokenizers -------------------------------------------------------------------------------
@@ -254,6 +287,31 @@ def test_template_file_and_named_templates(tmp_path: Path) -> None:
     }
     (tmp_path / "chat_template.jinja").write_text("F")
     assert Tokenizer.load(tmp_path).templates == {"default": "F"}
+
+
+def test_additional_templates_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    """`save_pretrained` of several templates: one file for the default, a folder for the others."""
+    from transformers import PreTrainedTokenizerFast
+
+    plain = directory(tmp_path / "plain", tokenizer_config={"eos_token": "<|im_end|>"})
+    saved = PreTrainedTokenizerFast.from_pretrained(plain)
+    saved.chat_template = {"default": "D", "tool_use": "U", "rag": "R"}
+    saved.save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "additional_chat_templates").is_dir()
+    assert Tokenizer.load(tmp_path / "saved").templates == {"default": "D", "tool_use": "U", "rag": "R"}
+
+
+def test_a_gguf_files_named_templates_are_read(tmp_path: Path) -> None:
+    """As the format's own writer puts them."""
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_chat_template([{"name": n, "template": t} for n, t in (("default", "D"), ("tool_use", "U"))])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    meta = metadata(CHATML) | read_metadata(tmp_path / "m.gguf")
+    assert from_metadata(meta).templates == {"default": "D", "tool_use": "U"}
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def _info(config: EngineConfig, kernel: KernelConfig, name: str, decoder: Decode
         vocab_size=decoder.config.vocab_size,
         page_size=config.page_size,
         kv_tokens=tokens,
+        max_requests=config.max_running + config.max_waiting if config.max_waiting else None,
         details={
             "dtype": str(decoder.dtype).removeprefix("torch."),
             "device": str(decoder.device),

@@ -40,10 +40,12 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """ok: a request would be answered. reason: for people, where it would not."""
+    """ok: a request would be answered. reason: for people, where it would not. alive: it is, or will be
+    without help from outside: a child that hangs, or died too often, needs a new process around it."""
 
     ok: bool
     reason: str
+    alive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,15 @@ class Supervision:
 
     idle_hang_s / busy_hang_s: silence after which an idle / stepping child counts as hung; a busy one
     gets at least five times the longest step seen. restarts: deaths in a row that are followed by a
-    new child. pause_s: wait before the second restart in a row; doubles up to 30 s.
+    new child. pause_s: wait before the second restart in a row; doubles up to 30 s. give_up: after that many
+    times the silence a hung child is not expected to come back.
     """
 
     idle_hang_s: float = 5.0
     busy_hang_s: float = 30.0
     restarts: int = 5
     pause_s: float = 0.5
+    give_up: float = 4.0
 
 
 class Stream:
@@ -172,8 +176,9 @@ class AsyncEngine:
         await self._loaded
 
     async def stop(self, limit_s: float = 5.0) -> None:
-        """End the child: asked first, killed after `limit_s`. Open streams end with an error."""
+        """End the child: asked first, killed after `limit_s`. Open streams end with an error at once."""
         child, self._state, self._reason = self._child, State.STOPPED, "the engine was stopped"
+        self._tell_all(EngineDead(self._reason))  # now: a child that hangs would keep them all waiting
         if self._restart:
             self._restart.cancel()
         if child is None:
@@ -186,13 +191,14 @@ class AsyncEngine:
     def health(self) -> Health:
         """Whether a request would be answered: loaded, alive and still going round its loop."""
         if self._state is not State.READY:
-            return Health(False, f"{self._state}: {self._reason}")
+            return Health(False, f"{self._state}: {self._reason}", alive=self._state is not State.FAILED)
         silent = time.monotonic() - self._heard_at
         limit = self._rules.idle_hang_s
         if self._busy:
             limit = max(self._rules.busy_hang_s, 5 * self._longest_step)
         if silent > limit:
-            return Health(False, f"hung: the engine has been silent for {silent:.1f} s")
+            alive = silent <= self._rules.give_up * limit
+            return Health(False, f"hung: the engine has been silent for {silent:.1f} s", alive)
         return Health(True, "ready")
 
     async def submit(self, requests: Sequence[Generate]) -> Stream:
@@ -284,9 +290,14 @@ class AsyncEngine:
             del self._streams[delta.id]
             if delta.finish in (Finish.STOP, Finish.LENGTH):
                 self._deaths = 0
-            elif delta.finish is Finish.ERROR and self._child is not None and self._probe is None:
-                self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
+            elif delta.finish is Finish.ERROR:
+                self._look_after()
         stream.put(delta)
+
+    def _look_after(self) -> None:
+        """A request failed: find out about the child, unless it is gone, stopped or being looked at."""
+        if self._probe is None and self._child is not None and self._state is State.READY:
+            self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
 
     async def _check(self, child: EngineProcess) -> None:
         """After a request failed: does a harmless one work? If not, the child is beyond help (a device

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from typing import Any, Self
 
@@ -108,8 +109,12 @@ class LLM:
         **template_variables: Any,
     ) -> Completion:
         """Answer a conversation, rendered with the model's own chat template."""
-        prompt = ChatTemplate(self.tokenizer).render(messages, kwargs=template_variables)
+        prompt = self._template.render(messages, kwargs=template_variables)
         return self.generate([list(prompt.ids)], params)[0]
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer)
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -261,13 +261,13 @@ class EngineLoop:
     # -- the cache as a whole ---------------------------------------------------------------------
 
     def flush_cache(self) -> FlushReport:
-        """Drop cached pages that no running request reads, and say what stayed."""
+        """Let no later request find what L1 and L2 hold now, and say what running ones hold of it."""
         now = self._clock()
         report = self.kernel.flush(now)
         self._watch.tell("changed", now)
         page = self.info.page_size
         freed, kept = report.freed + report.host_freed, report.protected + report.host_protected
-        return FlushReport(freed * page, kept * page, self.kernel.status().running)
+        return FlushReport(freed * page, kept * page, self.kernel.status().running, self._storage is not None)
 
     def close(self) -> None:
         """Let go of L3: pages on their way there get a moment, then the store's threads end. Records are

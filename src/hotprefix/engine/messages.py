@@ -87,7 +87,8 @@ class Delta(NamedTuple):
 class EngineInfo:
     """What a client must know about a loaded engine. model: the name requests give. max_model_len:
     tokens of prompt plus outputs one request may have (context and page pool both allow it).
-    kv_tokens: capacity of the L1 pool. details: settings worth showing (dtype, policies), JSON-able."""
+    kv_tokens: capacity of the L1 pool. details: settings worth showing (dtype, policies), JSON-able.
+    max_requests: that may run and wait at a time, None = any number."""
 
     model: str
     max_model_len: int
@@ -95,19 +96,23 @@ class EngineInfo:
     page_size: int
     kv_tokens: int
     details: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    max_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What a flush of the prefix cache did. freed: tokens dropped from the cache. kept: tokens that
-    could not be dropped because running requests hold their pages (running: how many of those)."""
+    """What a flush of the prefix cache did. freed: tokens dropped from the cache. kept: tokens whose pages
+    running requests hold until they end (running: how many of those); no later request finds them. storage:
+    whether there is an L3, which a flush leaves alone: what it holds can still be found."""
 
     freed: int
     kept: int
     running: int
+    storage: bool = False
 
     @property
     def complete(self) -> bool:
+        """Whether no memory is held by what was flushed."""
         return self.kept == 0
 
 

@@ -170,7 +170,8 @@ class KernelConfig:
     """Everything one kernel needs to know. Raises ConfigError where a value is out of range.
 
     total_pages: pages of L1. page_size: tokens per page. max_batched_tokens: tokens one step may
-    compute. max_running: requests that hold pages at a time. max_waiting: queue limit, 0 = none.
+    compute. max_running: requests that hold pages at a time. max_waiting: queue limit, 0 = none; who
+    will find a free slot is not in the queue yet.
     max_overtakes: how often later arrivals may be admitted ahead of one request before nobody may
     overtake it any more (ageing of every cache-aware order, and the bound on look-ahead past a head
     that does not fit). lookahead: how many requests behind a head that does not fit are tried.

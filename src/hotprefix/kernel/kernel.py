@@ -47,8 +47,8 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What a flush freed, and what it had to leave because running requests read it, in L1 and L2 (pages).
-    L3 is not touched: other engines may use it."""
+    """What a flush freed, and what it had to leave because running requests read it, in L1 and L2 (pages);
+    that is found by nobody and goes with those requests. L3 is not touched: other engines may use it."""
 
     freed: int
     protected: int
@@ -70,6 +70,7 @@ class Kernel:
         self._planner = Planner(self._s)
         self._committer = Committer(self._s)
         self._serial = 0
+        self._planned = 0
         self._in_flight: StepPlan | None = None
 
     # -- requests ---------------------------------------------------------------------------------
@@ -113,9 +114,17 @@ class Kernel:
                 f"({config.total_pages * config.page_size} tokens): shorten one or raise --kv-tokens",
                 param="max_tokens",
             )
-        waiting = len(self._s.queue) + self._s.parked
+        waiting = self._waiting()
         if config.max_waiting and waiting >= config.max_waiting:
             raise QueueFull(f"{waiting} requests wait, the limit is {config.max_waiting}: try again later")
+
+    def _waiting(self) -> int:
+        """Requests that wait for others, as far as that is known: those that no plan has looked at yet count
+        only beyond the free slots, unless a plan has left somebody behind while slots were free."""
+        s = self._s
+        new = s.queue.since(self._planned)
+        left = len(s.queue) - new
+        return s.parked + left + (new if left else max(0, new - len(s.slots)))
 
     def abort(self, request: RequestId, now: float) -> Progress | None:
         """End a request. None where it is in the step in flight: its terminal notice comes with the
@@ -156,6 +165,7 @@ class Kernel:
         self._tick(now)
         if self._in_flight is not None:
             raise ProtocolError(f"step {self._in_flight.step} is not committed yet")
+        self._planned = self._serial
         plan = self._planner.plan()
         if not plan.empty:
             self._in_flight = plan
@@ -193,9 +203,12 @@ class Kernel:
     # -- the cache as a whole ---------------------------------------------------------------------
 
     def flush(self, now: float) -> FlushReport:
-        """Drop every cached page that no running request reads, and copies to L2 and L3 that have not
-        begun; sessions' holds end."""
+        """Let no later request find in L1 and L2 what was computed before, also by those that run now.
+        Drops every cached page that no running request reads, and copies to L2 and L3 that have not begun;
+        sessions' holds end."""
         self._tick(now)
+        for seq in self._s.running:
+            seq.private = True
         while self._s.sessions.drop_oldest():
             pass
         if self._s.host is not None and self._in_flight is None:

@@ -35,16 +35,17 @@ class Sequence:
     usable: what of `memo` all layer groups can go on from, with what it was derived from. windows: per
     layer group, the first page index its window covers. started: whether a chunk was planned since its last
     admission. place: grows from admission to admission, so that the running batch is in its order. since,
-    due: while it cruises (cruise.py), from and to which clock.
+    due: while it cruises (cruise.py), from and to which clock. private: the cache was flushed since its
+    admission, so nothing more of it is shared.
     Times are the driver's clock, seconds."""
 
     __slots__ = (
         "aborted", "adopted", "adopted_host", "adopted_storage", "arrival", "cached", "computed",
         "computed_total", "dirty_from", "due", "executed", "failures", "fetch", "fetch_decided",
         "from_storage", "handle", "highest", "host", "last", "length", "matched_at_enqueue", "memo",
-        "outputs", "overtaken", "phase", "place", "recomputed", "request", "retractions", "said", "saved",
-        "serial", "shared", "shut", "since", "slot", "started", "storage", "suspect_until", "table", "target",
-        "target_key", "usable", "windows",
+        "outputs", "overtaken", "phase", "place", "private", "recomputed", "request", "retractions", "said",
+        "saved", "serial", "shared", "shut", "since", "slot", "started", "storage", "suspect_until", "table",
+        "target", "target_key", "usable", "windows",
     )  # fmt: skip
 
     def __init__(self, request: Request, serial: int, arrival: float) -> None:
@@ -65,6 +66,7 @@ class Sequence:
         self.slot = -1
         self.place = 0
         self.started = False
+        self.private = False
         self.since: int | None = None
         self.due = 0
         self.dirty_from = 0
@@ -122,11 +124,13 @@ class Sequence:
     @property
     def publish_limit(self) -> int:
         """Leading computed tokens that may be published."""
-        return (
-            self.computed
-            if self.request.share_limit is None
-            else min(self.computed, self.request.share_limit)
-        )
+        limit = self.share_limit
+        return self.computed if limit is None else min(self.computed, limit)
+
+    @property
+    def share_limit(self) -> int | None:
+        """Leading tokens that may be shared, None = all."""
+        return 0 if self.private else self.request.share_limit
 
     @property
     def owned(self) -> list[int]:
@@ -166,6 +170,7 @@ class Sequence:
         self.shared = 0
         self.handle = None
         self.slot = -1
+        self.private = False
         self.dirty_from = 0
         self.memo = self.usable = self.shut = None
         self.saved = 0

@@ -234,7 +234,7 @@ class State:
         request = seq.request
         wait = request.next_use_s if self.config.eviction is Eviction.REUSE else None
         hold = request.session if request.hold_s > 0 else None
-        if not self.config.prefix_cache or (wait is None and hold is None):
+        if not self.config.prefix_cache or seq.private or (wait is None and hold is None):
             return
         self.publish(seq, publishable(self.rules, seq, ended=True))
         if wait is not None:

@@ -1,6 +1,7 @@
 """Everything that does not generate. Owns: models, tokenize, health, metrics, server info, flush.
 
-Rules: /health is 200 only when a request would be answered. Nothing here waits long for an engine that
+Rules: /health (and /readyz) is 200 only when a request would be answered, /livez as long as the process can
+get there by itself. Nothing here waits long for an engine that
 is busy or stuck: after `PATIENCE_S` the answer is given without it.
 """
 
@@ -21,7 +22,7 @@ from hotprefix import __version__
 from hotprefix.engine.messages import EngineStats
 from hotprefix.errors import HotprefixError, InputError
 from hotprefix.server import chat
-from hotprefix.server.bodies import check, load, off_loop, parse, read_body
+from hotprefix.server.bodies import check
 from hotprefix.server.errors import ApiError
 from hotprefix.server.logprobs import token_name
 from hotprefix.server.schemas import Detokenize, TokenizeChat, TokenizeText
@@ -46,6 +47,11 @@ class Admin:
         health = self._service.engine.health()
         return JSONResponse({"status": "ok"}) if health.ok else _unhealthy(health.reason)
 
+    async def alive(self, request: Request) -> Response:
+        """200 also while the engine loads, is replaced or drains; 503 where only a new process can help."""
+        health = self._service.engine.health()
+        return JSONResponse({"status": "ok"}) if health.alive else _unhealthy(health.reason)
+
     async def models(self, request: Request) -> Response:
         cards = [self._card(name) for name in self._service.names()]
         return JSONResponse({"object": "list", "data": cards})
@@ -66,14 +72,12 @@ class Admin:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        body = await read_body(request, self._service.config.body_limit)
-        return await off_loop(len(body), lambda: self._tokenize(body))
+        return await self._service.intake.use(request, self._tokenize)
 
-    def _tokenize(self, raw: bytes) -> Response:
+    def _tokenize(self, value: Any) -> Response:
         text, info = self._service.ready()
-        value = load(raw)
         body: TokenizeChat | TokenizeText
-        if isinstance(value, dict) and value.get("messages") is not None:
+        if value.get("messages") is not None:
             body = check(TokenizeChat, value)
             ids = chat.rendered(body, text)
         else:
@@ -86,10 +90,10 @@ class Admin:
         )
 
     async def detokenize(self, request: Request) -> Response:
-        body = await read_body(request, self._service.config.body_limit)
-        return await off_loop(len(body), lambda: self._detokenize(parse(Detokenize, body)))
+        return await self._service.intake.use(request, self._detokenize)
 
-    def _detokenize(self, body: Detokenize) -> Response:
+    def _detokenize(self, value: Any) -> Response:
+        body = check(Detokenize, value)
         text, info = self._service.ready()
         self._service.check_model(body.model)
         _check_ids(body.tokens, info.vocab_size)
@@ -119,23 +123,26 @@ class Admin:
         return JSONResponse({"version": __version__})
 
     async def flush(self, request: Request) -> Response:
-        """200 where nothing is left in the cache, 409 where running requests hold some of it."""
+        """No request that comes after it finds in memory what was computed before, also by requests that
+        run now; the answer says what it could not free yet, and what it did not touch."""
         async with _patience():
             report = await self._service.engine.flush_cache()
-        what = {
-            "success": report.complete,
-            "freed_tokens": report.freed,
-            "kept_tokens": report.kept,
-            "running_requests": report.running,
-        }
-        if report.complete:
-            return JSONResponse({**what, "message": f"flushed {report.freed} tokens"})
-        message = (
-            f"flushed {report.freed} tokens; {report.kept} stay because {report.running} running requests "
-            "hold them: flush again when those have ended"
+        message = f"flushed {report.freed} tokens"
+        if report.kept:
+            held_by = f"{report.running} running requests until those end"
+            message += f"; {report.kept} more are held by {held_by}, and are found by no other"
+        if report.storage:
+            message += "; the external store (--l3) was not flushed: what it holds can still be found"
+        return JSONResponse(
+            {
+                "success": True,
+                "message": message,
+                "freed_tokens": report.freed,
+                "kept_tokens": report.kept,
+                "running_requests": report.running,
+                "external_store_flushed": False if report.storage else None,
+            }
         )
-        error = ApiError(409, message, code="cache_in_use")
-        return JSONResponse({**what, "message": message, **error.body()}, status_code=409)
 
     async def _stats(self) -> EngineStats | None:
         try:

@@ -6,17 +6,20 @@ OpenAI's shape, also for unknown routes and our own failures.
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotprefix.errors import HotprefixError
 from hotprefix.server.admin import Admin
 from hotprefix.server.config import ServerConfig
-from hotprefix.server.errors import ApiError, answer
+from hotprefix.server.errors import ApiError, answer, response_of
 from hotprefix.server.generation import Engine
 from hotprefix.server.guard import Guard
 from hotprefix.server.live import Live
@@ -24,12 +27,34 @@ from hotprefix.server.service import Service
 from hotprefix.server.text import Text
 
 
+class Ending:
+    """ASGI middleware: a request that the server's end cuts off before its answer began gets one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            message = "the server shut down before the answer was complete"
+            await response_of(ApiError(503, message, code="draining"))(scope, receive, send)
+
+
 def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -> Starlette:
     """The ASGI application over an engine. `app.state.service` is its `Service`; set its `text` when the
     tokenizer is loaded, if that is later."""
     service = Service(engine, config, text)
     admin, live = Admin(service), Live(service)
-    both = ["GET", "POST"]
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.completion, methods=["POST"]),
@@ -40,11 +65,13 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
         Route("/", live.page),
         Route("/live.json", live.data),
         Route("/health", admin.health),
+        Route("/readyz", admin.health),
+        Route("/livez", admin.alive),
         Route("/metrics", admin.metrics),
         Route("/server_info", admin.server_info),
         Route("/version", admin.version),
-        Route("/flush_cache", admin.flush, methods=both),
-        Route("/reset_prefix_cache", admin.flush, methods=both),
+        Route("/flush_cache", admin.flush, methods=["POST"]),
+        Route("/reset_prefix_cache", admin.flush, methods=["POST"]),
     ]
 
     async def failed(request: Request, error: Exception) -> Response:
@@ -55,7 +82,7 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
     kinds = (ApiError, HotprefixError, HTTPException, ClientDisconnect, Exception)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, config=config)],
+        middleware=[Middleware(Ending), Middleware(Guard, config=config, told=service.metrics.error)],
         exception_handlers=dict.fromkeys(kinds, failed),
     )
     app.router.redirect_slashes = False

@@ -3,17 +3,19 @@
 Rules: the first piece of each choice has the role and an empty content, the last one only the finish
 reason. `developer` messages are the template's system messages. Tools are told to the model whatever
 the tool choice, so that the prompt's prefix stays the same; with choice none calls are not looked for.
+What an answer holds, the next request may send back. Reasoning is apart from content if it is asked for.
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.messages import Delta
 from hotprefix.engine.params import MAX_LOGPROBS
+from hotprefix.engine.text.call_ids import new_id
+from hotprefix.engine.text.reasoning import ReasoningSplitter
 from hotprefix.engine.text.tools import ToolDelta, ToolOutput
 from hotprefix.errors import InputError
 from hotprefix.server.answer import finish_reason
@@ -41,8 +43,13 @@ def template_tools(body: Conversation) -> list[dict[str, Any]]:
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """The message without what is null; `developer` is `system`."""
-    shown = message.model_dump(exclude_none=True)
+    """The message without what is null. `developer` is `system`; `reasoning` is another name of
+    `reasoning_content`; a refusal is the content of a message that has no other."""
+    shown = message.model_dump(exclude_none=True, exclude={"reasoning", "refusal"})
+    if isinstance(message.reasoning, str):
+        shown.setdefault("reasoning_content", message.reasoning)
+    if message.refusal is not None and not message.tool_calls:
+        shown.setdefault("content", message.refusal)
     shown["role"] = "system" if message.role == "developer" else message.role
     return shown
 
@@ -73,10 +80,12 @@ def check(body: Chat) -> None:
 
 
 class ChatChoice:
-    """One choice."""
+    """One choice. prompt: ids of the conversation."""
 
-    def __init__(self, index: int, body: Chat, text: Text) -> None:
+    def __init__(self, index: int, body: Chat, text: Text, prompt: Sequence[int]) -> None:
         self._index, self._body, self._text = index, body, text
+        self._splitter = _splitter(prompt, text) if body.separate_reasoning else None
+        self._reasoning: list[str] = []
         self._parser = text.tool_parser(template_tools(body)) if body.choice != "none" else None
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -93,7 +102,10 @@ class ChatChoice:
             self._started = True
             found.append(self._piece({"role": "assistant", "content": ""}, ()))
         self._entries += delta.logprobs
-        for output in self._read(delta):
+        for reasoning, output in self._read(delta):
+            if reasoning:
+                self._reasoning.append(reasoning)
+                found.append(self._piece({"reasoning_content": reasoning}, self._new_entries()))
             if output.content:
                 self._content.append(output.content)
                 found.append(self._piece({"content": output.content}, self._new_entries()))
@@ -106,14 +118,18 @@ class ChatChoice:
             found.append({**self._piece({}, self._new_entries()), **self._end})
         return found
 
-    def _read(self, delta: Delta) -> Iterator[ToolOutput]:
-        """The delta's text as content and calls."""
+    def _read(self, delta: Delta) -> Iterator[tuple[str, ToolOutput]]:
+        """The delta's text as reasoning, and as content and calls."""
+        reasoning, text = self._splitter.push(delta.text) if self._splitter else ("", delta.text)
+        if self._splitter and delta.finish is not None:
+            last = self._splitter.flush()
+            reasoning, text = reasoning + last[0], text + last[1]
         if self._parser is None:
-            yield ToolOutput(delta.text)
+            yield reasoning, ToolOutput(text)
             return
-        yield self._parser.push(delta.text)
+        yield reasoning, self._parser.push(text)
         if delta.finish is not None:
-            yield self._parser.flush()
+            yield "", self._parser.flush()
 
     def _wanted(self, call: ToolDelta) -> bool:
         return self._body.parallel_tool_calls or call.index == 0
@@ -124,13 +140,15 @@ class ChatChoice:
             self._calls[call.index]["function"]["arguments"] += call.arguments
             return {"index": call.index, "function": {"arguments": call.arguments}}
         function = {"name": call.name, "arguments": call.arguments}
-        whole = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+        whole = {"id": new_id(), "type": "function", "function": function}
         self._calls.append(whole)
         return {"index": call.index, **whole, "function": dict(function)}
 
     def whole(self) -> dict[str, Any]:
         content = "".join(self._content)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self._splitter:
+            message["reasoning_content"] = "".join(self._reasoning) or None
         if self._calls:
             message |= {"content": content or None, "tool_calls": self._calls}
         choice = {
@@ -159,3 +177,11 @@ class ChatChoice:
         if not self._body.logprobs:
             return None
         return {"content": chat_content(self._text, entries), "refusal": None}
+
+
+_TAIL = 16
+
+
+def _splitter(prompt: Sequence[int], text: Text) -> ReasoningSplitter:
+    """Reads an output behind the prompt, whose last few tokens say whether a thought is open."""
+    return ReasoningSplitter.after(text.decode(prompt[-_TAIL:], skip_special_tokens=False))

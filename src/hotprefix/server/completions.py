@@ -12,7 +12,7 @@ from typing import Any
 
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.messages import Delta
-from hotprefix.errors import InputError
+from hotprefix.errors import ContextLengthExceeded, InputError
 from hotprefix.server.answer import finish_reason
 from hotprefix.server.logprobs import Offsets, completion_part, joined, prompt_entries
 from hotprefix.server.schemas import Completion
@@ -34,12 +34,19 @@ def prompts_of(body: Completion, text: Text) -> list[list[int]]:
     for number, one in enumerate(given):
         place = f"prompt[{number}]"
         if isinstance(one, str):
-            prompts.append(text.encode(one, add_special_tokens=body.add_special_tokens))
+            prompts.append(_encoded(one, place, body, text))
         elif isinstance(one, list):
             prompts.append(_ids(one, place))
         else:
             raise InputError(f"{place} is {_kind(one)}: give a text or token ids", param=place)
     return prompts
+
+
+def _encoded(prompt: str, place: str, body: Completion, text: Text) -> list[int]:
+    try:
+        return text.encode(prompt, add_special_tokens=body.add_special_tokens)
+    except ContextLengthExceeded as error:
+        raise ContextLengthExceeded(error.message, param=place) from None
 
 
 def prompt_count(body: Completion) -> int:

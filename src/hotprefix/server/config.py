@@ -8,24 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from hotprefix.errors import ConfigError
 
+COUNTS = (
+    "body_limit", "max_choices", "max_header_bytes", "max_headers", "min_body_rate", "max_connections",
+    "max_json_values", "max_json_items", "max_messages",
+)  # fmt: skip
+TIMEOUTS = ("header_timeout_s", "body_timeout_s", "idle_timeout_s", "send_timeout_s")
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How requests are taken.
+    """How requests are taken. Each limit's option is its name, with hyphens and without `_s`.
 
     key_digests: SHA-256 of each API key; empty = no keys. isolate_keys: a key's requests share cached
     prefixes only with the same key's. served_names: names of the model that requests may give, the
     first is shown (empty = the engine's name). cors_origin: regular expression of origins whose pages
-    may call the server. body_limit: bytes. max_choices: prompts times n in one request. drain_s: how
-    long open requests may run on after SIGTERM.
+    may call the server. allowed_hosts: names that a Host header may give besides addresses and names of this
+    machine; "*" = any. body_limit: bytes. max_choices: prompts times n in one request. drain_s: how
+    long open requests may run on after SIGTERM. stream_keepalive_s: after so long without a byte a stream
+    sends a comment, 0 = never.
+
+    max_header_bytes, max_headers: request line and headers of one request. header_timeout_s: from the first
+    byte of a request, or from the connection's begin, to the end of its headers. body_timeout_s: for a body,
+    and one second more for each `min_body_rate` bytes of it. idle_timeout_s: how long a connection waits for
+    its next request. send_timeout_s: how long a client may read nothing of its answer. max_connections:
+    None = as many as the process may open files for, 4096 at most. max_json_values: in one body, of any
+    kind (token ids). max_json_items: texts, names of fields, lists and objects. max_messages: of one
+    conversation; as many tools.
     """
 
     host: str = "127.0.0.1"
@@ -34,18 +50,41 @@ class ServerConfig:
     isolate_keys: bool = False
     served_names: tuple[str, ...] = ()
     cors_origin: str = LOCAL_ORIGINS
+    allowed_hosts: tuple[str, ...] = ()
     body_limit: int = 32 * 1024 * 1024
     max_choices: int = 128
     drain_s: float = 30.0
+    stream_keepalive_s: float = 0.0
+    max_header_bytes: int = 64 * 1024
+    max_headers: int = 256
+    header_timeout_s: float = 20.0
+    body_timeout_s: float = 60.0
+    min_body_rate: int = 64 * 1024
+    idle_timeout_s: float = 75.0
+    send_timeout_s: float = 300.0
+    max_connections: int | None = None
+    max_json_values: int = 1 << 20
+    max_json_items: int = 1 << 18
+    max_messages: int = 10_000
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port}: give 0 (any free port) to 65535", param="port")
-        for name in ("body_limit", "max_choices"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: give a whole number >= 1", param=name)
-        if not 0 <= self.drain_s < math.inf:
-            raise ConfigError(f"drain_s={self.drain_s}: give seconds >= 0", param="drain_s")
+        for name in COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: give a whole number >= 1", param=name)
+        for name in TIMEOUTS:
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)}: give seconds > 0", param=name)
+        for name in ("drain_s", "stream_keepalive_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)}: give seconds >= 0", param=name)
+        try:
+            re.compile(self.cors_origin)
+        except re.error as error:
+            raise ConfigError(f"cors_origin={self.cors_origin!r}: no regular expression: {error}",
+                              param="cors_origin") from error  # fmt: skip
         if self.isolate_keys and not self.key_digests:
             raise ConfigError(
                 "isolate_keys: there are no keys to tell apart; give api_key_file, or leave it out",

@@ -1,15 +1,17 @@
 """Running generations for one HTTP request. Owns: the response that streams or collects, and its end.
 
 Rules: nothing is sent before the first delta, so that a refusal or an early failure still has its
-status. A failure after that is an SSE error event and no [DONE]. The client that leaves ends its
+status; only where keep-alive comments are wanted, the first of them may come before. A failure after that
+is an SSE error event and no [DONE]. The client that leaves ends its
 generations at once, all of them; so does every error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from pydantic_core import to_json
@@ -18,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from hotprefix.engine.client import Health, Stream
 from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate
+from hotprefix.errors import HotprefixError
 from hotprefix.kernel.plan import Finish
 from hotprefix.server.answer import Answer
 from hotprefix.server.errors import ApiError, from_error
@@ -29,6 +32,7 @@ SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+KEEPALIVE = b": keep-alive\n\n"
 
 
 class Engine(Protocol):
@@ -47,9 +51,11 @@ class Engine(Protocol):
 class GenerationResponse(Response):
     """Submits the answer's requests when called, and sends what comes of them."""
 
-    def __init__(self, answer: Answer, engine: Engine, gate: Gate, metrics: Metrics, *, sse: bool) -> None:
+    def __init__(
+        self, answer: Answer, engine: Engine, gate: Gate, metrics: Metrics, *, sse: bool, keepalive_s: float
+    ) -> None:
         self._answer, self._engine, self._gate, self._metrics = answer, engine, gate, metrics
-        self._sse = sse
+        self._sse, self._keepalive_s = sse, keepalive_s
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,11 +74,11 @@ class GenerationResponse(Response):
             self._gate.leave()
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._sse:
+            await self._stream(Events(send, self._keepalive_s))
+            return
         async with await self._engine.submit(self._answer.requests) as stream:
             watch = self._metrics.watch(time.monotonic())
-            if self._sse:
-                await self._send_events(stream, watch, send)
-                return
             async for delta in stream:
                 self._chunks(delta, watch)
         await JSONResponse(self._answer.whole())(scope, receive, send)
@@ -92,25 +98,63 @@ class GenerationResponse(Response):
             return ApiError(503, message, code="engine_unavailable", headers={"retry-after": "1"})
         return ApiError(500, delta.error or "the generation was aborted", code="generation_failed")
 
-    async def _send_events(self, stream: Stream, watch: Watch, send: Send) -> None:
-        started = False
+    async def _stream(self, events: Events) -> None:
         try:
-            async for delta in stream:
-                events = b"".join(map(_event, self._chunks(delta, watch)))
-                if stream.ended:
-                    last = self._answer.last_chunk()
-                    events += (_event(last) if last else b"") + b"data: [DONE]\n\n"
-                if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-                    started = True
-                if events:
-                    await _send_body(send, events, more=not stream.ended)
+            async with events.beating(), await self._engine.submit(self._answer.requests) as stream:
+                watch = self._metrics.watch(time.monotonic())
+                async for delta in stream:
+                    found = b"".join(map(_event, self._chunks(delta, watch)))
+                    if stream.ended:
+                        last = self._answer.last_chunk()
+                        found += (_event(last) if last else b"") + b"data: [DONE]\n\n"
+                    await events.put(found, more=not stream.ended)
         except Exception as error:
-            if not started:
+            if not events.begun:
                 raise
-            await _send_body(send, _event(from_error(error).body()), more=False)
-            if not isinstance(error, ApiError):
+            await events.put(_event(from_error(error).body()), more=False)
+            if not isinstance(error, ApiError | HotprefixError):
                 raise
+
+
+class Events:
+    """The body of a stream. begun: whether its status and headers are sent, which is done with the first
+    bytes. keepalive_s: after so long without a byte a comment is sent, which clients ignore; 0 = never."""
+
+    def __init__(self, send: Send, keepalive_s: float) -> None:
+        self._send, self._keepalive_s = send, keepalive_s
+        self._sending = asyncio.Lock()
+        self._sent_at = time.monotonic()
+        self.begun = self._ended = False
+
+    async def put(self, data: bytes, *, more: bool = True) -> None:
+        async with self._sending:
+            if self._ended:
+                return
+            if not self.begun:
+                self.begun = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+            self._ended = not more
+            self._sent_at = time.monotonic()
+            if data or not more:
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    @contextlib.asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """Comments are sent while the body of this context takes long."""
+        beat = asyncio.create_task(self._beat()) if self._keepalive_s else None
+        try:
+            yield
+        finally:
+            if beat is not None:
+                beat.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            left = self._sent_at + self._keepalive_s - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(left)
+            else:
+                await self.put(KEEPALIVE)
 
 
 async def _cancel_when_gone(work: asyncio.Task[Any], receive: Receive) -> None:
@@ -121,10 +165,6 @@ async def _cancel_when_gone(work: asyncio.Task[Any], receive: Receive) -> None:
 
 def _came_to_its_end(task: asyncio.Task[None]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
-
-
-async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -1,9 +1,9 @@
 """Who may come in. Owns: API keys, cross-origin answers, request ids and the gate that drains.
 
-Rules: with keys set every route needs one, unknown routes too, except OPTIONS, /health and the page at
-/, which is the same for everybody and holds no data. A key is compared by digest against all keys in
-constant time and is never kept, logged or shown. Pages of other origins may call only where `cors_origin`
-matches; without that a web page could use a local server.
+Rules: with keys set every route needs one, unknown routes too, except OPTIONS, health, liveness and the page
+at /, which is the same for everybody and holds no data. A key is compared by digest against all keys in
+constant time and is never kept, logged or shown. What names and pages may call is `sites.py`'s to say, and
+comes before the keys.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import hmac
 import json
 import re
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotprefix.server.config import ServerConfig, key_digest
 from hotprefix.server.errors import ApiError, response_of
+from hotprefix.server.sites import Sites
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/readyz", "/livez"})
 PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
 
@@ -55,9 +57,11 @@ class Gate:
 class Guard:
     """ASGI middleware around everything."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, told: Callable[[int], None]) -> None:
+        """told: is given the status of each refusal."""
         self._app, self._config = app, config
-        self._origin = re.compile(config.cors_origin)
+        self._sites = Sites(config)
+        self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,18 +69,28 @@ class Guard:
             return
         headers = Headers(scope=scope)
         send = self._stamped(headers, send)
-        if scope["method"] == "OPTIONS":
+        refused = self._sites.wrong_host(headers)
+        if refused is None and scope["method"] == "OPTIONS":
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})
             return
-        if self._config.key_digests and not _open(scope):
-            key = _bearer(headers)
-            if key is None or not self._known(key):
-                await response_of(_refusal(key is not None))(scope, receive, send)
-                return
-            if self._config.isolate_keys:
-                scope[TENANT] = tenant(key)
+        refused = refused or self._sites.wrong_origin(scope["method"], headers) or self._enter(scope, headers)
+        if refused is not None:
+            self._told(refused.status)
+            await response_of(refused)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+    def _enter(self, scope: Scope, headers: Headers) -> ApiError | None:
+        """Check the key, where one is needed, and note whose it is."""
+        if not self._config.key_digests or _open(scope):
+            return None
+        key = _bearer(headers)
+        if key is None or not self._known(key):
+            return _refusal(key is not None)
+        if self._config.isolate_keys:
+            scope[TENANT] = tenant(key)
+        return None
 
     def _known(self, key: bytes) -> bool:
         digest = key_digest(key)
@@ -92,7 +106,7 @@ class Guard:
             request_id = uuid.uuid4().hex
         origin = request.get("origin")
         stamp = {"x-request-id": request_id}
-        if origin is not None and self._origin.fullmatch(origin):
+        if origin is not None and self._sites.allows(origin):
             stamp |= {
                 "access-control-allow-origin": origin,
                 "access-control-allow-methods": "GET, HEAD, POST, OPTIONS",

@@ -21,12 +21,13 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from hotprefix.engine.client import AsyncEngine, State
+from hotprefix.engine.client import AsyncEngine
 from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.process import Build, Loop, Progress
 from hotprefix.errors import ConfigError, EngineDead
 from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig
+from hotprefix.server.protocol import bounded_http
 from hotprefix.server.text import Text
 
 LoadText = Callable[[str], Text]
@@ -95,10 +96,12 @@ class _Run:
         self._model, self._config, self._load = engine.model, config, load
         self._engine = AsyncEngine(engine, build, on_progress=_say)
         self._app: Starlette = create_app(self._engine, config)
+        http = bounded_http(config, self._app.state.service.metrics.error)
         self._http = _Http(
             uvicorn.Config(
-                self._app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-                proxy_headers=False, server_header=False, timeout_keep_alive=75, timeout_graceful_shutdown=1,
+                self._app, http=http, ws="none", lifespan="off", log_config=None, access_log=False,  # type: ignore[arg-type]
+                proxy_headers=False, server_header=False, timeout_keep_alive=config.idle_timeout_s,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=1,
             )
         )  # fmt: skip
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
@@ -118,9 +121,10 @@ class _Run:
                     raise EngineDead(self._engine.health().reason)
             await self._drain()
         finally:
+            self._app.state.service.gate.draining = True
+            at_once = self._stop_now.is_set() or not self._engine.health().ok
+            await self._engine.stop(0.0 if at_once else 5.0)  # first: what is open is told, and sends it
             self._http.should_exit, self._http.force_exit = True, self._stop_now.is_set()
-            at_once = self._stop_now.is_set() or self._engine.state is not State.READY
-            await self._engine.stop(0.0 if at_once else 5.0)
             await serving
 
     def _signalled(self) -> None:
@@ -132,6 +136,7 @@ class _Run:
 
     async def _loaded(self) -> None:
         text, _ = await asyncio.gather(asyncio.to_thread(self._load, self._model), self._engine.start())
+        text.bound(self._engine.info.max_model_len)
         self._app.state.service.text = text
         gc.collect()
         gc.freeze()  # what is loaded stays: a full collection would walk all of it in the middle of a stream

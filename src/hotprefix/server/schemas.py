@@ -8,6 +8,7 @@ live in `engine.params`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -31,7 +32,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "include_reasoning": (True,),
-    "separate_reasoning": (True,),
+    "separate_reasoning": (False,),
     "stream_reasoning": (True,),
     "return_hidden_states": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -47,22 +48,29 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+MAX_FIELDS = 1000  # each that is unknown becomes an error of its own
+
+
 class Body(BaseModel):
-    """Base of every model here: strict, closed, nulls dropped."""
+    """Base of every model here: strict, closed, nulls dropped. harmless: fields that are ignored. neutral:
+    fields that are accepted at these values."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
     harmless: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _drop(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if len(data) > MAX_FIELDS:
+            raise InputError(f"an object has {len(data)} fields: at most {MAX_FIELDS} are looked at")
         kept = {}
         for name, value in data.items():
             if value is None or name in cls.harmless:
                 continue
-            if cls.harmless and name in NEUTRAL and name not in cls.model_fields:
+            if name in cls.neutral and name not in cls.model_fields:
                 _neutral(name, value)
                 continue
             kept[name] = value
@@ -112,6 +120,7 @@ class Model(Body):
     """A body that may name the model."""
 
     harmless = HARMLESS
+    neutral = NEUTRAL
     model: str | None = None
 
 
@@ -162,6 +171,7 @@ class Completion(Generation):
 
 
 class TextPart(Body):
+    harmless = frozenset({"annotations", "cache_control", "citations", "id"})
     type: Literal["text"]
     text: str
 
@@ -170,6 +180,7 @@ Parts = str | list[TextPart]
 
 
 class Function(Body):
+    harmless = frozenset({"cache_control"})
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -177,33 +188,45 @@ class Function(Body):
 
 
 class Tool(Body):
+    harmless = frozenset({"cache_control"})
     type: Literal["function"] = "function"
     function: Function
 
 
 class CalledFunction(Body):
+    """arguments: any text, since an answer may have been cut inside them; an object is taken too."""
+
     name: str
-    arguments: str = ""
+    arguments: str | dict[str, Any] = ""
 
 
 class ToolCall(Body):
-    harmless = frozenset({"index"})
+    harmless = frozenset({"cache_control", "extra_content", "index", "provider_specific_fields"})
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
 class Message(Body):
-    """One message of a conversation. Fields of answers that clients send back are accepted. What a
-    message must have is checked where it is rendered (`engine.text.messages`)."""
+    """One message of a conversation. Fields that answers and client libraries add are accepted: those that
+    say something to the model here, the others by `harmless`. What a message must have is checked where it is
+    rendered (`engine.text.messages`)."""
 
-    harmless = frozenset({"refusal", "annotations", "audio", "function_call"})
+    harmless = frozenset(
+        {
+            "annotations", "cache_control", "citations", "created_at", "id", "metadata",
+            "provider_specific_fields", "reasoning_details", "status", "thinking_blocks", "timestamp",
+            "weight",
+        }
+    )  # fmt: skip
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Parts | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None
+    refusal: str | None = None
 
 
 class NamedFunction(Body):
@@ -233,6 +256,7 @@ class Chat(Conversation, Generation):
     top_logprobs: int | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
+    separate_reasoning: bool = False
 
     @property
     def choice(self) -> str:

@@ -1,7 +1,7 @@
 """What every route needs. Owns: `Service`, and turning a checked body into a response.
 
-Rules: parsing, rendering and tokenizing happen before anything is submitted, in a thread where the body
-is large.
+Rules: parsing, rendering and tokenizing happen before anything is submitted; where and within which bounds is
+`intake.py`'s.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,11 +18,12 @@ from hotprefix.engine.messages import EngineInfo
 from hotprefix.errors import EngineDead, InputError
 from hotprefix.server import chat, completions, guard
 from hotprefix.server.answer import Answer, Choice
-from hotprefix.server.bodies import off_loop, parse, read_body
+from hotprefix.server.bodies import check
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
 from hotprefix.server.generation import Engine, GenerationResponse
 from hotprefix.server.guard import TENANT, Gate, salt
+from hotprefix.server.intake import Intake
 from hotprefix.server.metrics import Metrics
 from hotprefix.server.presence import while_there
 from hotprefix.server.sampling import check_length, requests_for, sampling_params, structured_output
@@ -41,9 +43,11 @@ class Service:
     text: Text | None = None
     gate: Gate = field(default_factory=Gate)
     metrics: Metrics = field(default_factory=Metrics)
+    intake: Intake = field(init=False)
     _turns: Turns = field(init=False)
 
     def __post_init__(self) -> None:
+        self.intake = Intake(self.config)
         self._turns = Turns(
             lambda grammar: self.ready()[0].known_grammar(grammar),
             lambda grammar: self.ready()[0].judge_grammar(grammar),
@@ -70,31 +74,32 @@ class Service:
                        code="model_not_found")  # fmt: skip
 
     async def completion(self, request: Request) -> Response:
-        body = await read_body(request, self.config.body_limit)
-        return await self._respond(request, body, self._completion)
+        return await self._respond(request, self._completion)
 
     async def chat(self, request: Request) -> Response:
-        body = await read_body(request, self.config.body_limit)
-        return await self._respond(request, body, self._chat)
+        return await self._respond(request, self._chat)
 
     async def _respond(
-        self, request: Request, raw: bytes, prepare: Callable[[Request, bytes], tuple[Answer, bool]]
+        self, request: Request, prepare: Callable[[Request, Any], tuple[Answer, bool]]
     ) -> Response:
-        answer, stream = await off_loop(len(raw), lambda: prepare(request, raw))
+        answer, stream = await self.intake.use(request, lambda value: prepare(request, value))
         structured = answer.requests[0].params.structured
         if structured is not None:
             payer = guard.payer(self.config, request.headers, request.client.host if request.client else "")
             verdict = await while_there(request.receive, self._turns.verdict(payer, structured))
             if verdict.problem is not None:
                 raise InputError(verdict.problem, param=answer.grammar_field)
-        return GenerationResponse(answer, self.engine, self.gate, self.metrics, sse=stream)
+        keepalive_s = self.config.stream_keepalive_s
+        return GenerationResponse(
+            answer, self.engine, self.gate, self.metrics, sse=stream, keepalive_s=keepalive_s
+        )
 
-    def _completion(self, request: Request, raw: bytes) -> tuple[Answer, bool]:
-        body = parse(Completion, raw)
+    def _completion(self, request: Request, value: Any) -> tuple[Answer, bool]:
+        body = check(Completion, value)
         text, info = self.ready()
         model = self.check_model(body.model)
         completions.check(body)
-        self._check_choices(completions.prompt_count(body), body.n)
+        self._check_choices(completions.prompt_count(body), body.n, info)
         prompts = completions.prompts_of(body, text)
         max_tokens = 1 if body.max_tokens == 0 else body.max_tokens
         for number, prompt in enumerate(prompts):
@@ -122,12 +127,12 @@ class Service:
         answer.discard_output, answer.grammar_field = body.max_tokens == 0, grammar_field
         return _with_options(answer, request, body), body.stream
 
-    def _chat(self, request: Request, raw: bytes) -> tuple[Answer, bool]:
-        body = parse(Chat, raw)
+    def _chat(self, request: Request, value: Any) -> tuple[Answer, bool]:
+        body = check(Chat, value)
         text, info = self.ready()
         model = self.check_model(body.model)
         chat.check(body)
-        self._check_choices(1, body.n)
+        self._check_choices(1, body.n, info)
         tools = chat.template_tools(body)
         forced = text.forced_calls(tools, body.choice, parallel=body.parallel_tool_calls)
         prompt = chat.rendered(body, text)
@@ -145,17 +150,22 @@ class Service:
         params.check_vocab(info.vocab_size)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
         requests = requests_for([prompt], body.n, params, body, id_, _salt(request, body))
-        choices: Sequence[Choice] = [chat.ChatChoice(number, body, text) for number in range(body.n)]
+        choices: Sequence[Choice] = [chat.ChatChoice(number, body, text, prompt) for number in range(body.n)]
         answer = Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n)
         answer.grammar_field = grammar_field
         return _with_options(answer, request, body), body.stream
 
-    def _check_choices(self, prompts: int, n: int) -> None:
-        limit = self.config.max_choices
+    def _check_choices(self, prompts: int, n: int, info: EngineInfo) -> None:
+        """Raises InputError where there are too many, also for what the engine takes at a time: waiting would
+        not help those."""
+        limit, option = self.config.max_choices, "--max-choices"
+        if info.max_requests is not None and info.max_requests < limit:
+            limit, option = info.max_requests, "--max-running and --max-waiting together"
         if n < 1 or n * prompts > limit:
             times = f" for {prompts} prompts" if prompts > 1 else ""
             raise InputError(
-                f"n={n}{times}: give 1 to {limit} choices in one request, all prompts together", param="n"
+                f"n={n}{times}: give 1 to {limit} choices in one request ({option}), all prompts together",
+                param="n",
             )
 
 

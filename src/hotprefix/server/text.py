@@ -23,8 +23,14 @@ class Text(Protocol):
         """Whether tool calls can be read only with skip_special_tokens false."""
         ...
 
+    def bound(self, max_tokens: int) -> None:
+        """Refuse from now on, before it is tokenized, a text that cannot have as few tokens. Called once,
+        before anything else. A text of a mebibyte is always taken: its tokens may be all that is asked."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a raw text; special tokens written in it are recognised."""
+        """Token ids of a raw text; special tokens written in it are recognised. Raises
+        ContextLengthExceeded, see `bound`."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
@@ -42,7 +48,7 @@ class Text(Protocol):
         variables: Mapping[str, Any],
     ) -> list[int]:
         """Token ids of a conversation. Control tokens come from the template alone, never from what a
-        message holds (handed case 17). Raises InputError."""
+        message holds. Raises InputError; ContextLengthExceeded, see `bound`."""
         ...
 
     def tool_parser(self, tools: Tools) -> ToolParser:

@@ -71,8 +71,8 @@ class JobQueue:
         return key in self._keys
 
     def offer(self, job: Job) -> Reason | None:
-        """Queue a job. Returns None, or the reason why there is no room. A put must be of a page that is neither
-        queued nor being written (see `holds`)."""
+        """Queue a job. Returns None, or the reason why there is no room. A put must be of a page that is
+        neither queued nor being written (see `holds`)."""
         if isinstance(job, Put):
             if self.size + len(job.payload) > self._limit:
                 return Reason.BUSY

@@ -1,7 +1,7 @@
 """Token by token to text. Owns: `Detokenizer`, which never splits a character.
 
 Rules: bytes that may still become a character are held, at most three of them (UTF-8 has no longer
-prefix); bytes that cannot become one are U+FFFD at once (handed case 89). The joined text equals
+prefix); bytes that cannot become one are U+FFFD at once. The joined text equals
 `Tokenizer.decode` of all ids, but for the blank that a SentencePiece vocabulary puts first, which
 belongs to an output that continues a prompt.
 """

@@ -1,27 +1,63 @@
 """The shape of chat messages. Owns: checking OpenAI-style messages and making them what templates take.
 
-Rules: null means absent; text parts are joined by a line feed, other parts are refused; arguments of an
-assistant's tool calls become an object that still remembers the model's very bytes (`RawJson`), so the
-next turn's prompt repeats what was generated and its cached prefix. Each refusal names the message.
+Rules: an absent or null content beside calls is `Absent`; text parts are joined by a line feed, other parts
+are refused. Arguments of a call are whatever the model wrote, cut or not: an object for templates that want
+one, the very text for those that print it (`Arguments`). What an assistant said is marked as the model's
+(origin.py); no string and no key is changed. Each refusal names the message.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hotprefix.engine.text.origin import Origin, joined, traced
 from hotprefix.errors import InputError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_OPEN = re.compile(r"\s*\{\s*")
+_COLON = re.compile(r"\s*:\s*")
+_NEXT = re.compile(r"\s*(?:,\s*|\})")
 
 
-class RawJson(dict[str, Any]):
-    """A JSON object with the text it was parsed from, which `tojson` gives back."""
+class Absent(str):
+    """No content: "" for a template that prints or searches it, none for one that asks whether it is none."""
 
-    def __init__(self, value: Mapping[str, Any], raw: str) -> None:
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or (isinstance(other, str) and not other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a call. As a mapping: the object they say (of a text that was cut, the members that
+    were complete). Where a template prints or joins them: `text`, what the model wrote."""
+
+    def __init__(self, value: Mapping[str, Any], text: str) -> None:
         super().__init__(value)
-        self.raw = raw
+        self.text = text
+
+    @classmethod
+    def of(cls, given: Any) -> Arguments:
+        """Of what a client sent: a text, an object, or nothing."""
+        text = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+        return cls(_of_model(_object(text)), traced(text or "{}", Origin.MODEL))
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: object) -> str:
+        return joined((self.text, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: object) -> str:
+        return joined((other, self.text)) if isinstance(other, str) else NotImplemented
 
 
 def normalise(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -33,19 +69,19 @@ def normalise(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]
         if not isinstance(message, Mapping):
             raise InputError(f"{where} is no object", param=where)
         clean = {key: item for key, item in message.items() if item is not None}
-        if clean.get("role") not in ROLES:
-            raise InputError(
-                f"{where}.role={message.get('role')!r}: give one of {', '.join(ROLES)}", param=f"{where}.role"
-            )
-        calls = clean.get("tool_calls")
+        role = clean.get("role")
+        if role not in ROLES:
+            raise InputError(f"{where}.role={role!r}: give one of {', '.join(ROLES)}", param=f"{where}.role")
+        calls = clean.pop("tool_calls", None)
         if calls:
             clean["tool_calls"] = [_call(c, f"{where}.tool_calls[{j}]") for j, c in enumerate(calls)]
-        else:
-            clean.pop("tool_calls", None)
-        if "content" not in clean and not (clean["role"] == "assistant" and calls):
+        if "content" not in clean and not (role == "assistant" and (calls or "reasoning_content" in clean)):
             raise InputError(f"{where} has no content", param=f"{where}.content")
-        clean["content"] = _text(clean.get("content", ""), f"{where}.content")
-        yield clean
+        content = _text(clean.get("content", ""), f"{where}.content")
+        clean["content"] = Absent() if calls and not content else content
+        if role == "assistant":
+            clean = {key: _of_model(item) for key, item in clean.items()}
+        yield clean | {"role": traced(role, Origin.TEMPLATE)}
 
 
 def _text(content: Any, where: str) -> str:
@@ -70,15 +106,46 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InputError(f"{where}: give type, function.name and function.arguments", param=where)
     arguments = function.get("arguments")
-    raw = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    if not isinstance(arguments, str | Mapping | None):
+        where = f"{where}.function.arguments"
+        raise InputError(f"{where}: give JSON as a text, or an object", param=where)
+    return {**call, "type": "function", "function": {**function, "arguments": Arguments.of(arguments)}}
+
+
+def _of_model(value: Any) -> Any:
+    """The value with its strings marked as the model's. Keys stay as they are."""
+    if isinstance(value, Absent | Arguments):
+        return value
+    if isinstance(value, str):
+        return traced(value, Origin.MODEL)
+    if isinstance(value, Mapping):
+        return {key: _of_model(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_of_model(item) for item in value]
+    return value
+
+
+def _object(text: str) -> dict[str, Any]:
+    """The object that a JSON text says. Of a text that is cut: its complete members; of anything else
+    none."""
     try:
-        value = json.loads(raw or "{}")
-    except ValueError as error:
-        raise InputError(
-            f"{where}.function.arguments is not valid JSON: {error}", param=f"{where}.function.arguments"
-        ) from None
-    if not isinstance(value, dict):
-        raise InputError(
-            f"{where}.function.arguments: give a JSON object", param=f"{where}.function.arguments"
-        )
-    return {**call, "type": "function", "function": {**function, "arguments": RawJson(value, raw or "{}")}}
+        value = json.loads(text)
+    except ValueError:
+        return dict(_members(text))
+    return value if isinstance(value, dict) else {}
+
+
+def _members(text: str) -> Iterator[tuple[str, Any]]:
+    """Members of an object, up to the first that is not whole."""
+    decode = json.JSONDecoder().raw_decode
+    mark = _OPEN.match(text)
+    while mark and text.startswith('"', mark.end()):
+        try:
+            key, end = decode(text, mark.end())
+            colon = _COLON.match(text, end)
+            value, end = decode(text, colon.end() if colon else end)
+        except ValueError:
+            return
+        mark = _NEXT.match(text, end)
+        if mark:
+            yield key, value

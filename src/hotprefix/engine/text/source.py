@@ -155,11 +155,22 @@ def _eos_ids(path: Path, own: int | None) -> frozenset[int]:
 
 
 def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """By name. A file beats what the configuration says of the same name."""
+    given = config.get("chat_template") or []
+    named = given if isinstance(given, list) else [{"name": "default", "template": given}]
+    templates = {t["name"]: t["template"] for t in named}
     file = path / "chat_template.jinja"
-    given = file.read_text("utf-8") if file.is_file() else config.get("chat_template")
-    if isinstance(given, list):
-        return {t["name"]: t["template"] for t in given}
-    return {"default": given} if given else {}
+    if file.is_file():
+        templates = {"default": _text(file)}
+    files = sorted((path / "additional_chat_templates").glob("*.jinja"))
+    return templates | {extra.stem: _text(extra) for extra in files}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
 
 
 # -- GGUF -----------------------------------------------------------------------------------------
@@ -213,7 +224,6 @@ def from_metadata(meta: Mapping[str, Any]) -> TokenizerSource:
     bos_id = meta.get("tokenizer.ggml.bos_token_id")
     ends = (meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     default_bos = kind == "llama" or pre in _WHOLE_WORDS
-    template = meta.get("tokenizer.chat_template")
     return TokenizerSource(
         bpe=bpe,
         inner=inner,
@@ -223,8 +233,17 @@ def from_metadata(meta: Mapping[str, Any]) -> TokenizerSource:
         eos_id=meta.get("tokenizer.ggml.eos_token_id"),
         eos_ids=frozenset(i for i in ends if i is not None),
         add_bos=bos_id is not None and bool(meta.get("tokenizer.ggml.add_bos_token", default_bos)),
-        templates={"default": template} if template else {},
+        templates=dict(_gguf_templates(meta)),
     )
+
+
+def _gguf_templates(meta: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The file's own template, and those that it names in `tokenizer.chat_templates`."""
+    head = "tokenizer.chat_template"
+    for name in ("default", *meta.get(f"{head}s", ())):
+        template = meta.get(head if name == "default" else f"{head}.{name}")
+        if template:
+            yield name, template
 
 
 def _byte_level(tokens: list[str], merges: list[str], pre: str, added: set[str]) -> Tokenizer:

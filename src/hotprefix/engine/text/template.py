@@ -1,35 +1,29 @@
 """Chat messages to a prompt. Owns: `ChatTemplate`, rendering a model's own Jinja template.
 
-Rules: what a message says can never become a control token (handed case 17). Before rendering, every
-control token's text inside a caller's string is broken by a guard character that occurs nowhere in the
-request; after rendering, the tokenizer finds the control tokens, which are then all the template's, and
-only then drops the guards. Strings are changed nowhere else, so templates may trim, split, compare and
-slice them, and text runs through template and message are tokenized as one, as the model was trained.
-An assistant's own earlier words may hold markup tokens (<think>, <tool_call>), never control tokens.
-BOS comes from the template alone (handed case 16). Keys of tools keep the caller's order (handed case
-42): the same tools in another order are another prompt. A template that knows no tools gets them in
-plain messages (tool_prompt.py). Any fault is an InputError.
+Rules: what a message says can never become a control token, and is never changed. The template's own words
+are marked instead, keep the mark through whatever the template does with them (dialect.py, origin.py), and
+only where they spell a control token it is one. An assistant's own earlier words may be markup tokens
+(<think>, <tool_call>), never control tokens. Text runs through template and message are tokenized as one,
+as the model was trained. BOS comes from the template alone. Keys of tools keep the caller's order: the same
+tools in another order are another prompt. A conversation that the template would refuse or not show is
+rewritten first (history.py). Any fault is an InputError.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
 import jinja2.meta
-from jinja2.ext import Extension
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hotprefix.engine.text.guard import Guard
-from hotprefix.engine.text.messages import RawJson, normalise
-from hotprefix.engine.text.tokenizer import Tokenizer
-from hotprefix.engine.text.tool_prompt import inlined
+from hotprefix.engine.text.dialect import Environment
+from hotprefix.engine.text.history import TRIAL_TOOLS, Adapter
+from hotprefix.engine.text.messages import normalise
+from hotprefix.engine.text.origin import Origin, runs_of, traced
+from hotprefix.engine.text.tokenizer import Special, Tokenizer
 from hotprefix.errors import InputError, ModelLoadError
 
 _RESERVED = frozenset(
@@ -37,6 +31,11 @@ _RESERVED = frozenset(
 )
 # What a template can raise over a request's values.
 _FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_SPECIAL: Mapping[Origin, Special] = {
+    Origin.CALLER: "none",
+    Origin.MODEL: "markup",
+    Origin.TEMPLATE: "template",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +62,17 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self._tokenizer = tokenizer
-        self._environment = _environment(now)
+        environment = Environment(now)
         sources = {"default": source} if source is not None else dict(tokenizer.templates)
         if "default" not in sources:
             raise ModelLoadError("the model has no chat template: give one, or use plain completions")
         try:
-            self._templates = {name: self._environment.from_string(s) for name, s in sources.items()}
-            for_tools = self._environment.parse(sources.get("tool_use", sources["default"]))
+            self._templates = {name: environment.from_string(s) for name, s in sources.items()}
+            for_tools = environment.parse(sources.get("tool_use", sources["default"]))
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"the chat template does not parse: {error}") from error
         self.knows_tools = "tools" in jinja2.meta.find_undeclared_variables(for_tools)
+        self._adapters = {name: Adapter(self._trial(name), tells_tools=self.knows_tools) for name in sources}
 
     def render(
         self,
@@ -82,76 +82,53 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
+        check: Callable[[str], None] = lambda text: None,
     ) -> Prompt:
-        """The prompt of a chat. kwargs: further variables for the template (chat_template_kwargs).
-        Raises InputError."""
+        """The prompt of a chat. kwargs: further variables for the template (chat_template_kwargs). check:
+        sees the text before it is tokenized. Raises InputError, and what `check` raises."""
         reserved = _RESERVED.intersection(kwargs or ())
         if reserved:
             name = min(reserved)
             raise InputError(f"chat_template_kwargs may not set {name!r}", param="chat_template_kwargs")
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
         try:
-            guard = Guard(self._tokenizer, (messages, tools, documents, kwargs))
-            told = list(normalise(messages))
-            if tools and not self.knows_tools:
-                told = inlined(told, tools)
+            told = self._adapters[name](list(normalise(messages)), tools or ())
             variables = {
                 "add_generation_prompt": add_generation_prompt,
-                **guard.value(dict(kwargs or {})),
-                "messages": [guard.message(m) for m in told],
-                "tools": guard.value(list(tools)) if tools else None,
-                "documents": guard.value(list(documents)) if documents else None,
-                "bos_token": self._tokenizer.text_of(self._tokenizer.bos_id),
-                "eos_token": self._tokenizer.text_of(self._tokenizer.eos_id),
+                **(kwargs or {}),
+                "tools": list(tools) if tools else None,
+                "documents": list(documents) if documents else None,
             }
-            name = "tool_use" if tools and "tool_use" in self._templates else "default"
-            text = self._templates[name].render(variables)
+            text = self._text(name, told, variables)
         except RecursionError:
             raise InputError("messages: nested too deeply", param="messages") from None
         except _FAULTS as error:
             raise InputError(
                 f"the chat template refuses these messages: {error}", param="messages"
             ) from error
-        ids = self._tokenizer.encode(text, special="template", guard=guard.character)
+        check(text)
+        ids = self._tokenizer.encode_runs(
+            text, [(length, _SPECIAL[origin]) for length, origin in runs_of(text)]
+        )
         if not ids:
             raise InputError("messages: the prompt they make is empty", param="messages")
-        return Prompt(text.replace(guard.character, ""), tuple(ids))
+        return Prompt("".join((text,)), tuple(ids))
 
+    def _text(self, name: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        marks = {
+            f"{name}_token": traced(self._tokenizer.text_of(token), Origin.TEMPLATE)
+            for name, token in (("bos", self._tokenizer.bos_id), ("eos", self._tokenizer.eos_id))
+        }
+        return self._templates[name].render({**variables, **marks, "messages": list(messages)})
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
-    return environment
+    def _trial(self, name: str) -> Callable[[Sequence[Mapping[str, Any]]], str | None]:
+        """What a conversation becomes, None where it is refused."""
 
+        def shows(messages: Sequence[Mapping[str, Any]]) -> str | None:
+            variables = {"add_generation_prompt": False, "tools": TRIAL_TOOLS if self.knows_tools else None}
+            try:
+                return self._text(name, messages, variables)
+            except (*_FAULTS, RecursionError):
+                return None
 
-class _Generation(Extension):
-    """`{% generation %}`: marks the assistant's words for training; rendering passes them through."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as Hugging Face's templates expect it: no HTML escapes. What a model wrote comes back byte
-    for byte."""
-    if isinstance(value, RawJson):
-        return value.raw
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+        return shows

@@ -1,7 +1,7 @@
 """Text to token ids and back. Owns: `Tokenizer`, and the rule of where added tokens apply.
 
-Rules: plain text never becomes a control token, whatever it holds (handed case 17); only text that is
-said to be a template's does. BOS is put first at most once (handed case 16). A token is a fixed string
+Rules: plain text never becomes a control token, whatever it holds; only text that is said to be a template's
+does, and only if all of the token's characters are. BOS is put first at most once. A token is a fixed string
 of bytes, so decoding is joining: nothing depends on neighbours, and streaming equals decoding at once.
 Immutable and safe to use from several threads.
 """
@@ -9,7 +9,7 @@ Immutable and safe to use from several threads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -19,9 +19,10 @@ from hotprefix.engine.text.source import AddedToken, TokenizerSource, from_direc
 from hotprefix.engine.text.turns import with_turn_ends
 from hotprefix.errors import InputError, ModelLoadError
 
-Special = Literal["none", "template"]
+Special = Literal["none", "markup", "template"]
 
 _MARKUP = re.compile(r"<[^\s<>]+>|\[[A-Z_/]+\]")
+_BLANKS = re.compile(r"\s*")
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -49,8 +50,13 @@ class Tokenizer:
         self.templates = source.templates
         self.token_bytes = _byte_table(source)
         self.size = len(self.token_bytes)
-        self._everywhere = _pattern(a for a in source.added if a.content not in self.control)
-        self._in_template = _pattern(source.added)
+        self._everywhere = _pattern([a for a in source.added if a.content not in self.control])
+        control = [a for a in source.added if a.content in self.control]
+        self._patterns = {
+            "none": None,
+            "markup": _pattern([a for a in control if not a.special]),
+            "template": _pattern(control),
+        }
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -60,46 +66,84 @@ class Tokenizer:
             raise ModelLoadError(f"{path} names no end-of-sequence token: set eos_token in its configuration")
         return cls(source)
 
-    def encode(
-        self, text: str, *, special: Special = "none", bos: bool = False, guard: str = ""
-    ) -> list[int]:
-        """Ids of a text. special: "none" for anything a user wrote, "template" for a prompt whose
-        control tokens are meant. bos: put BOS first where the model wants one and the text has none.
-        guard: a character that is dropped after the control tokens have been found (template.py)."""
-        pattern = self._in_template if special == "template" else self._everywhere
-        ids: list[int] = []
-        start = 0
-        for match in pattern.finditer(text) if pattern else ():
-            ids += self._plain(text[start : match.start()], start == 0, guard)
-            ids.append(self._added[match[0].strip() if match[0] not in self._added else match[0]].id)
-            start = match.end()
-        ids += self._plain(text[start:], start == 0, guard)
+    def encode(self, text: str, *, special: Special = "none", bos: bool = False) -> list[int]:
+        """Ids of a text. special: "none" for anything a user wrote, "markup" for what a model wrote (tokens
+        like <tool_call>, no control tokens), "template" for a prompt whose control tokens are meant. bos:
+        put BOS first where the model wants one and the text has none."""
+        ids = self.encode_runs(text, [(len(text), special)])
         if bos and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
 
-    def _plain(self, text: str, first: bool, guard: str) -> list[int]:
-        text = text.replace(guard, "") if guard else text
+    def encode_runs(self, text: str, runs: Iterable[tuple[int, Special]]) -> list[int]:
+        """Ids of a text whose parts mean different things. runs: lengths that cover the text, and what each
+        part may hold. A token that reaches from one part into another is plain text; all that is plain is
+        tokenized as one."""
+        patterns = ((self._patterns[special], length) for length, special in runs)
+        return self._spelled(text, patterns, self._plain, begins=True)
+
+    def _plain(self, text: str, begins: bool) -> list[int]:
+        """Ids of text without control tokens. begins: it begins the prompt."""
+        return self._spelled(text, [(self._everywhere, len(text))], self._words, begins)
+
+    def _spelled(
+        self,
+        text: str,
+        runs: Iterable[tuple[re.Pattern[str] | None, int]],
+        between: Callable[[str, bool], list[int]],
+        begins: bool,
+    ) -> list[int]:
+        """Ids of the tokens that the runs' patterns find, each within its run, and of what is between
+        them."""
+        ids: list[int] = []
+        done = 0
+        for first, last, token in self._found(text, runs):
+            ids += between(text[done:first], begins and done == 0)
+            ids.append(token.id)
+            done = last
+        return ids + between(text[done:], begins and done == 0)
+
+    def _found(
+        self, text: str, runs: Iterable[tuple[re.Pattern[str] | None, int]]
+    ) -> Iterator[tuple[int, int, AddedToken]]:
+        """Tokens and where they are, with the blanks they take along, whoever wrote those."""
+        at = done = 0
+        for pattern, length in runs:
+            for match in pattern.finditer(text, at, at + length) if pattern else ():
+                token = self._added[match[0]]
+                first, last = match.span()
+                if first < done:
+                    continue
+                if token.lstrip:
+                    first = done + len(text[done:first].rstrip())
+                if token.rstrip and (blanks := _BLANKS.match(text, last)):
+                    last = blanks.end()
+                yield first, last, token
+                done = last
+            at += length
+
+    def _words(self, text: str, begins: bool) -> list[int]:
         if not text:
             return []
-        bpe = self._bpe if first else self._inner
+        bpe = self._bpe if begins else self._inner
         # A batch of one: only this call lets other threads run meanwhile.
         return list(bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD. Raises InputError for an unknown id."""
-        ids = list(ids)
-        wrong = next((i for i in ids if not 0 <= i < self.size), None)
-        if wrong is not None:
-            raise InputError(f"token id {wrong}: the tokenizer has ids 0 to {self.size - 1}", param="tokens")
+        """Text of ids; bytes that are no UTF-8 become U+FFFD. Ids the tokenizer lacks have no text: the
+        model's vocabulary may be wider, and only the model knows by how much. Raises InputError for a
+        negative id."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
-        text = b"".join(self.token_bytes[i] for i in ids if i not in hidden).decode("utf-8", "replace")
+        shown = [i for i in ids if i < self.size and i not in hidden]
+        if min(shown, default=0) < 0:
+            raise InputError(f"token id {min(shown)}: ids start at 0", param="tokens")
+        text = b"".join(self.token_bytes[i] for i in shown).decode("utf-8", "replace")
         return text[1:] if self._strips_first and text.startswith(" ") else text
 
     @cached_property
     def _strips_first(self) -> bool:
         """Whether encoding puts a blank before the first word, which decoding takes off again."""
-        ids = self._plain("x", True, "")
+        ids = self._words("x", True)
         return bool(ids) and self.token_bytes[ids[0]].startswith(b" ")
 
     def token_id(self, content: str) -> int | None:
@@ -119,13 +163,11 @@ class Tokenizer:
         return "" if token_id is None else self.token_bytes[token_id].decode("utf-8", "replace")
 
 
-def _pattern(added: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Finds added tokens, the longest where several start at one place."""
-    parts = [
-        (r"\s*" if a.lstrip else "") + re.escape(a.content) + (r"\s*" if a.rstrip else "")
-        for a in sorted(added, key=lambda a: -len(a.content))
-    ]
-    return re.compile("|".join(parts)) if parts else None
+def _pattern(added: Sequence[AddedToken]) -> re.Pattern[str] | None:
+    """Finds added tokens, the longest where several start at one place. Blanks they take along are not
+    searched for: each blank of a long run would begin a search to the run's end."""
+    longest_first = sorted((a.content for a in added), key=lambda content: -len(content))
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
 def _byte_table(source: TokenizerSource) -> tuple[bytes, ...]:

@@ -1,6 +1,7 @@
 """Making a model call a tool. Owns: the grammar behind `tool_choice` required and named.
 
-Rules: the grammar is the model's own format, so the same parser reads what it forces; each tool's
+Rules: the grammar is the model's own format, token for token (a mark that the vocabulary has is that one
+token), so the same parser reads what it forces and the next turn's prompt repeats it; each tool's
 parameters are its schema's own root, so references inside it keep their meaning. `auto` and `none` force
 nothing.
 """
@@ -14,12 +15,12 @@ from typing import Any
 from hotprefix.engine.params import StructuredOutput
 from hotprefix.engine.sampling.json_schema import JSON_OPTIONS, adapted
 from hotprefix.engine.text.tokenizer import Tokenizer
-from hotprefix.engine.text.tools import OPENERS, ToolFormat
+from hotprefix.engine.text.tools import CLOSER, OPENERS, ToolFormat
 from hotprefix.errors import InputError
 
 _ANY = {"type": "object"}
 _SHAPES = {
-    ToolFormat.HERMES: ('\n{"name": %s, "arguments": ', "}\n</tool_call>"),
+    ToolFormat.HERMES: ('\n{"name": %s, "arguments": ', "}\n"),
     ToolFormat.LLAMA3: ('{"name": %s, "parameters": ', "}"),
     ToolFormat.MISTRAL: ('{"name": %s, "arguments": ', "}"),
 }
@@ -60,13 +61,14 @@ def _grammar(
     gap = {ToolFormat.HERMES: "\n", ToolFormat.LLAMA3: "; ", ToolFormat.MISTRAL: ", "}[form]
     start = f"call ({_text(gap)} call)*" if several else "call"
     if form is ToolFormat.MISTRAL:
-        start = f'{opener} "[" {start} "]"'
+        start = f'{opener} " [" {start} "]"'
     call_head = f"{opener} " if form is ToolFormat.HERMES else ""
+    end_mark = f" {_mark(CLOSER, tokenizer)}" if form is ToolFormat.HERMES else ""
     calls = []
     rules = []
     for i, function in enumerate(functions):
         head = before % json.dumps(function["name"], ensure_ascii=False)
-        calls.append(f"{call_head}{_text(head)} arguments_{i} {_text(after)}")
+        calls.append(f"{call_head}{_text(head)} arguments_{i} {_text(after)}{end_mark}")
         rules.append(f"arguments_{i}: %json {_arguments(function)}")
     return "\n".join([f"start: {start}", f"call: {' | '.join(calls)}", *rules])
 
@@ -81,8 +83,8 @@ def _arguments(function: Mapping[str, Any]) -> str:
 
 
 def _mark(text: str, tokenizer: Tokenizer) -> str:
-    """A marker as its control token, or as text where it is none."""
-    return f"<[{tokenizer.token_id(text)}]>" if text in tokenizer.special else _text(text)
+    """A mark as its token, or as text where the vocabulary has none."""
+    return f"<[{tokenizer.token_id(text)}]>" if text in tokenizer.control else _text(text)
 
 
 def _text(text: str) -> str:

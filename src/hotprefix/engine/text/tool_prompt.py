@@ -1,14 +1,19 @@
 """Tools for a model whose template knows none. Owns: `inlined`, tools and calls told in plain messages.
 
-Rules: the format is `hermes`, which `tools.py` reads back; text is a function of the request alone, and
-the description comes first, so that requests with the same tools share a prefix.
+Rules: the format is `hermes`, which `tools.py` reads back; text is a function of the request alone, and the
+description comes first, so that requests with the same tools share a prefix. Our own words may hold the
+vocabulary's marks (<tool_call>), the caller's never do.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from hotprefix.engine.text.origin import Origin, between, joined, traced
+
+Message = dict[str, Any]
 
 _HEAD = """\
 You can call functions. Each line between <tools> and </tools> describes one as JSON:
@@ -22,25 +27,55 @@ To call one, answer with its name and arguments as JSON in this form:
 </tool_call>"""
 
 
-def inlined(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Normalised messages with the tools in the system message, calls and results as text."""
-    text = _HEAD + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + _TAIL
-    rest = list(messages)
-    if rest[0]["role"] == "system":
-        text += "\n\n" + rest.pop(0)["content"]
-    return [{"role": "system", "content": text}, *map(_plain, rest)]
+def inlined(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, takes_system: bool = True
+) -> list[Message]:
+    """Normalised messages with the tools (if there are any) told at the beginning, in the system message
+    or, for a template without one, in the first; calls and results as text, neighbouring results as one
+    message."""
+    told = list(_plain(messages))
+    if not tools:
+        return told
+    described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = joined((_own(_HEAD), described, _own(_TAIL)))
+    if told[0]["role"] == "system" or not takes_system:
+        first = told.pop(0)
+        text = joined((text, _own("\n\n"), first["content"]))
+        return [{**first, "content": text}, *told]
+    return [{"role": _own("system"), "content": text}, *told]
 
 
-def _plain(message: dict[str, Any]) -> dict[str, Any]:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    told = [_call(call["function"]) for call in calls]
-    return {"role": message["role"], "content": "\n".join([t for t in [message["content"]] if t] + told)}
+def _plain(messages: Sequence[Message]) -> Iterator[Message]:
+    results: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            results.append(
+                joined((_own("<tool_response>\n"), message["content"], _own("\n</tool_response>")))
+            )
+            continue
+        if results:
+            yield _results(results)
+            results = []
+        calls = [_call(call["function"]) for call in message.get("tool_calls", ())]
+        if calls:
+            texts = [message["content"], *calls] if message["content"] else calls
+            message = {k: v for k, v in message.items() if k != "tool_calls"}
+            message["content"] = between(_own("\n"), texts)
+        yield message
+    if results:
+        yield _results(results)
+
+
+def _results(results: Sequence[str]) -> Message:
+    return {"role": _own("user"), "content": between(_own("\n"), results)}
 
 
 def _call(function: Mapping[str, Any]) -> str:
     name = json.dumps(function["name"], ensure_ascii=False)
-    return f'<tool_call>\n{{"name": {name}, "arguments": {function["arguments"].raw}}}\n</tool_call>'
+    head = f'<tool_call>\n{{"name": {name}, "arguments": '
+    return joined((_own("<tool_call>"), head.removeprefix("<tool_call>"), function["arguments"].text,
+                   _own("}\n</tool_call>")))  # fmt: skip
+
+
+def _own(text: str) -> str:
+    return traced(text, Origin.TEMPLATE)

@@ -31,7 +31,7 @@ OPENERS = {
     ToolFormat.LLAMA3: "<|python_tag|>",
     ToolFormat.MISTRAL: "[TOOL_CALLS]",
 }
-_CLOSER = "</tool_call>"
+CLOSER = "</tool_call>"
 _NAMED = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*")
 _NAME_SO_FAR = re.compile(r"[\w.-]{0,200}\s*(?:\[[A-Z_]{0,7}(?:\][\w-]{0,200}(?:\[[A-Z]{0,4}\]?)?)?)?\s*")
 _BLANK = " \t\r\n"
@@ -219,9 +219,9 @@ class ToolParser:
         """After a call: its end mark, or the next call."""
         body = self._rest.lstrip(_BLANK)
         if self._form is ToolFormat.HERMES:
-            if body != _CLOSER and _CLOSER.startswith(body):
+            if body != CLOSER and CLOSER.startswith(body):
                 return False
-            self._rest = body[len(_CLOSER) :] if body.startswith(_CLOSER) else self._rest
+            self._rest = body[len(CLOSER) :] if body.startswith(CLOSER) else self._rest
             self._state = self._text
             return True
         if not self._in_list and self._form is ToolFormat.MISTRAL:

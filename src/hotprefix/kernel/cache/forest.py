@@ -31,6 +31,7 @@ class Forest:
     """The trees of all namespaces.
 
     roots: the root of each namespace that has one.
+    retired: the roots of trees that no lookup finds any more (see `retire`), as long as they hold pages.
     planned: the nodes that the step in flight computes. A node in it without pages has left the tree.
     nodes, pages: how many there are; roots do not count.
     watch: the observer of real pages; None if there is none.
@@ -42,6 +43,7 @@ class Forest:
         self._page_bytes = page_bytes
         self._serial = 0
         self.roots: dict[Namespace, Node] = {}
+        self.retired: set[Node] = set()
         self.planned: list[Node] = []
         self.nodes = 0
         self.pages = 0
@@ -64,15 +66,35 @@ class Forest:
         if not root.children and not root.pins:
             root.version += 1
             root.cuts += 1
-            self.roots.pop(root.namespace, None)
+            if root.retired:
+                self.retired.discard(root)
+            else:
+                self.roots.pop(root.namespace, None)
 
     def walk_nodes(self) -> Iterator[Node]:
-        """Every node except roots, parents before children."""
-        stack = [child for root in self.roots.values() for child in root.children.values()]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        """Every node except roots, parents before children; those of retired trees last."""
+        for roots in (self.roots.values(), self.retired):
+            stack = [child for root in roots for child in root.children.values()]
+            while stack:
+                node = stack.pop()
+                yield node
+                stack.extend(node.children.values())
+
+    def retire(self) -> None:
+        """Make all trees invisible to lookups, together with everything that is put below them later. Each
+        namespace starts with a new tree. Pinned pages stay until their last pin is returned, and are then the
+        first to be evicted."""
+        for node in reversed([*self.roots.values(), *self.walk_nodes()]):
+            if self.watch is not None and node.pages and not (node.planned or node.retired):
+                self.watch.removing(node, len(node.pages))
+            node.retired = True
+            node.version += 1
+            node.cuts += 1
+            # The first to be evicted under every policy, as soon as its last pin is returned.
+            node.last_access = node.created = node.hits = node.round = 0
+            node.visited, node.expected, node.priority = False, None, UNUSED
+        self.retired.update(self.roots.values())
+        self.roots = {}
 
     # -- growing ----------------------------------------------------------------------------------
 
@@ -80,6 +102,7 @@ class Forest:
         """Add a run below `parent`, which must have no child that begins with the same page."""
         node = Node(parent.namespace, parent, key, pages, self._next_serial())
         node.planned = planned
+        node.retired = parent.retired
         node.priority = UNUSED
         parent.children[key[: self._page_bytes]] = node
         parent.version += 1
@@ -87,7 +110,7 @@ class Forest:
         self.pages += len(pages)
         if planned:
             self.planned.append(node)
-        elif self.watch is not None:
+        elif self.watch is not None and not node.retired:
             self.watch.added(node)
         return node
 
@@ -103,7 +126,7 @@ class Forest:
             node.version += 1
             if node.parent is not None and node.parent.hits:
                 self.note(node.parent)
-            if self.watch is not None:
+            if self.watch is not None and not node.retired:
                 self.watch.added(node)
         return settled
 
@@ -119,6 +142,7 @@ class Forest:
         upper = Node(node.namespace, parent, node.key[:cut], node.pages[:at], self._next_serial())
         upper.pins = 1 if node.pins else 0
         upper.planned = node.planned
+        upper.retired = node.retired
         self._split_seams(node, upper, at)
         parent.children[self._name(upper)] = upper
         node.parent = upper
@@ -265,7 +289,7 @@ class Forest:
     def shrink(self, leaf: Node, count: int) -> Node:
         """Take `count` pages off an unpinned leaf's tail, at most as many as lie behind its last seam. An
         empty leaf leaves the tree. Returns the node that ends there now: the leaf or its parent."""
-        if self.watch is not None and not leaf.planned:
+        if self.watch is not None and not (leaf.planned or leaf.retired):
             self.watch.removing(leaf, count)
         self.pages -= count
         leaf.version += 1

@@ -54,6 +54,7 @@ class Node:
     serial: unique within the tree; order policies sort by it.
     pins: the handles whose deepest node this is, plus the children that are protected. > 0 means protected.
     planned: the step in flight computes the pages (publication `schedule`); they are not real yet.
+    retired: no lookup finds the node any more; it is evicted when its last pin is returned.
     seams: the seams inside the run, in order of their places.
     digest: the name of the last page outside this process (keys.py); None until it was asked for.
     version, cuts: see the module's rules.
@@ -74,7 +75,8 @@ class Node:
 
     __slots__ = (
         "children", "created", "cuts", "digest", "expected", "hits", "key", "last_access", "namespace",
-        "pages", "parent", "pins", "planned", "priority", "queued", "round", "seams", "serial", "version",
+        "pages", "parent", "pins", "planned", "priority", "queued", "retired", "round", "seams", "serial",
+        "version",
         "visited",
     )  # fmt: skip
 
@@ -90,6 +92,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.pins = 0
         self.planned = False
+        self.retired = False
         self.last_access = 0
         self.created = 0
         self.hits = 0

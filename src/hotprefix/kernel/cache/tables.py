@@ -166,7 +166,7 @@ class Tables:
         Returns how many were added. Adds none if another sequence's pages for the same tokens are there
         already: then both sequences compute them in this step, and `publish` keeps one copy afterwards.
         """
-        limit = seq.request.share_limit
+        limit = seq.share_limit
         last = (tokens if limit is None else min(tokens, limit)) // self._page
         first = seq.shared
         if last <= first:

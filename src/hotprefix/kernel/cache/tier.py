@@ -77,9 +77,11 @@ class Tier:
         return self.pool.allocate(n)
 
     def flush(self) -> int:
-        """Evict everything that is not protected; returns the number of pages."""
+        """Evict everything that is not protected, and make the rest invisible to lookups; returns the number
+        of pages evicted."""
         pages = self.tree.evict(self.tree.evictable_pages, tell=False)
         self._free(pages)
+        self.tree.retire()
         return len(pages)
 
     def _free(self, pages: list[int]) -> None:

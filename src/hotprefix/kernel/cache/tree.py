@@ -301,7 +301,7 @@ class PrefixTree:
             if take <= 0:
                 spared.append(leaf)
                 continue
-            if tell and self.before_evict is not None:
+            if tell and self.before_evict is not None and not leaf.retired:
                 self.before_evict(leaf, take)
             freed.extend(reversed(leaf.pages[size - take :]))
             self._take(leaf, take)
@@ -322,6 +322,11 @@ class PrefixTree:
     def _prune_heap(self) -> None:
         if len(self._heap) > 2 * self._forest.nodes + 64:
             self._heap.prune()
+
+    def retire(self) -> None:
+        """Make everything in the trees invisible to lookups; pinned pages stay until their last pin is
+        returned."""
+        self._forest.retire()
 
     # -- inside -----------------------------------------------------------------------------------
 

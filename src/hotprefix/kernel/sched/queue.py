@@ -7,7 +7,7 @@ ordering for admission is a view computed when needed and stores nothing.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 from hotprefix.kernel.sequence import Sequence
@@ -36,6 +36,10 @@ class WaitingQueue:
         if at == len(self._items) or self._items[at] is not seq:
             raise KeyError(seq.request.id)
         del self._items[at]
+
+    def since(self, serial: int) -> int:
+        """How many came after the one with that serial."""
+        return len(self._items) - bisect_right(self._items, serial, key=_serial)
 
     def admitted(self, seq: Sequence) -> None:
         """Remove an admitted sequence; everybody who came before it and still waits was overtaken."""

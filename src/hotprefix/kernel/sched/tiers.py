@@ -60,7 +60,7 @@ class LowerTiers:
 
     def _save(self, seq: Sequence, pages: int) -> None:
         """See to a copy of the sequence's first `pages` pages in L2."""
-        if pages > seq.saved:
+        if pages > seq.saved and not seq.private:
             self.host.save(seq.request.namespace, seq.key(0, pages * self._page), seq.table[:pages])
             seq.saved = pages
 
