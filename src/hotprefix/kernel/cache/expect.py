@@ -5,8 +5,8 @@ Rules (docs/decisions/0013):
 2. When that page is evicted, its expectation passes to the page above. A page with several expectations is
    due when the earliest of them is, and counts as expected until the last of them has lapsed.
 3. An expectation lapses LAPSE times the expected wait after it was made. Example: a request ends at 100 s and
-   its session's next one is expected after 9 s. The page is due at 109 s, and the expectation lapses at 172
-   s. LAPSE is 8 because the p90 of published tool times is 8 medians (72 s to 9 s); that of user times is 13
+   its session's next one is expected after 9 s. The page is due at 109 s, and lapses at 100 + 8 * 9 = 172 s.
+   LAPSE is 8 because the p90 of published tool times is 8 medians (72 s to 9 s); that of user times is 13
    (1277 s to 97 s). So about one return in ten comes after its expectation has lapsed.
 4. Time is an argument. An expectation changes an eviction key only when it is made, answered or lapses, so
    the heap is not sorted again while time passes.

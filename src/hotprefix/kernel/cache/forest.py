@@ -31,7 +31,8 @@ class Forest:
     """The trees of all namespaces.
 
     roots: the root of each namespace that has one.
-    retired: the roots of trees that no lookup finds any more (see `retire`), as long as they hold pages.
+    retired: the roots of trees that no lookup finds any more (see `retire`), until they have neither children
+    nor pins.
     planned: the nodes that the step in flight computes. A node in it without pages has left the tree.
     nodes, pages: how many there are; roots do not count.
     watch: the observer of real pages; None if there is none.
@@ -174,10 +175,10 @@ class Forest:
         end now.
 
         A request that extends its own prefix page by page should leave one run, not a chain of runs. Two runs
-        are joined only if no result could show it: the parent is real, has this child alone, is pinned only
-        through it, and neither was used, nor is expected to be used, by another request than its publisher.
-        A run waits until it has at least 1 / MERGE_FROM of its parent's pages, so that an answer of n pages
-        costs n log n copies and not n².
+        are joined only if no result could show it: the parent is real, has this child alone and is pinned
+        only through it; no request but the publisher has used either run, and none is expected at the
+        parent's end. A run waits until it has at least 1 / MERGE_FROM of its parent's pages, so that an
+        answer of n pages costs n log n copies and not n².
         """
         parent = node.parent
         while not (
