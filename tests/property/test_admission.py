@@ -1,5 +1,5 @@
-"""What admission remembers and foresees is what it would find: a sequence known not to fit does not fit, and
-whether one would fit is the same with and without a pin on its prefix."""
+"""What admission remembers and predicts is what it would find if it tried. A sequence that is known not to
+fit does not fit, and whether a sequence would fit is the same with and without a pin on its prefix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fits_when_pinned(admission: Admission, seq: Sequence) -> bool:
 
 
 def watched(seen: Counter[str]) -> dict[str, Callable[..., Any]]:
-    """`shut` and `attempt`, checked."""
+    """`shut` and `attempt`, with their answers checked. seen: counts the answers by kind."""
     shut, attempt = Admission.shut, Admission.attempt
 
     def checked_shut(self: Admission, seq: Sequence) -> bool:
@@ -81,8 +81,8 @@ def test_a_request_that_waits_for_room_is_evaluated_once() -> None:
 
 
 def test_a_match_that_grows_is_looked_at_again() -> None:
-    """The second has the first one's prompt, which is published when its prefill is done: nothing is given
-    back, yet it fits then."""
+    """The second request has the first one's prompt, which is published when the first prefill is done. No
+    page is given back then, and yet the second request fits."""
     config = {"publication": Publication.PREFILL, "flight": Flight.NONE, "output_reserve": 1.0}
     program = Program(config, 12, 2, True, many=False)
     for name in ("first", "second"):

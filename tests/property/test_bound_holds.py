@@ -1,7 +1,8 @@
 """No policy reuses more in the simulator than the clairvoyant bound allows for the order it admitted.
 
-One request at a time, that is a theorem. Where requests overlap it is an observation, and the table has to
-tell the order: several that are admitted in one step do so in order of arrival only with `fcfs`.
+If requests run one at a time, this is a theorem. If they overlap it is an observation, and the order of
+admission must be known from the table: requests that are admitted in the same step are in order of arrival
+only with `fcfs`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from hotprefix.lab.trace.record import TraceRequest
 from tests.support.replays import BLOCK, replay, request
 
 LONGEST = 6
-SMALLEST = 8  # pages: the longest prompt, its tail, and what it generates
+SMALLEST = 8  # pages: the longest prompt, its partial page, and what it generates
 
 prompts = st.tuples(
     st.lists(st.sampled_from([0, 0, 1, 2]), min_size=1, max_size=LONGEST),
-    st.integers(0, 2),  # of its last blocks, so many are the answer
+    st.integers(0, 2),  # how many of its last blocks are the answer
     st.integers(0, BLOCK - 1),
     st.sampled_from([0.0, 0.02, 0.2]),  # seconds after the one before
 )
@@ -95,7 +96,8 @@ def test_with_room_for_everything_each_policy_reaches_it(eviction: Eviction) -> 
 
 
 def test_a_cycle_that_lru_loses() -> None:
-    """Three prompts of four pages in turn through ten pages. LRU finds one page each time, the head of what
-    it took tails from; who knows the future has 20 of the 24 that come back."""
+    """Three prompts of four pages come in turn, and there are ten pages. LRU finds one page each time, the
+    head of the prompt whose tail it evicted. A cache that knows the future reuses 20 of the 24 pages that
+    come back."""
     trace = [request(str(n), range(4 * (n % 3), 4 * (n % 3) + 4), 1, arrival=n) for n in range(9)]
     assert reused_and_bound(trace, 10, max_running=1) == (6 * BLOCK, 20 * BLOCK)

@@ -1,6 +1,6 @@
-"""Decodes that cruise are the decodes they would be if each were planned and applied by itself: the same
-plans, events, pages and text (`kernel/sched/cruise.py`). The reference is the same kernel with cruising
-switched off, as it is where there are layer groups."""
+"""Decodes that cruise give the same plans, events, pages and text as decodes that are planned and applied one
+by one (`kernel/sched/cruise.py`). The reference is the same kernel with cruising switched off, as it is if
+there are layer groups."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ ARRIVALS = st.lists(
     min_size=1,
     max_size=8,
 )
-# (step, 0: abort while it is in flight, 1: abort before it, 2: it fails, 3: no token can be sampled; of which
-# request)
+# (the step, what happens, to which request). What happens: 0: an abort while the step is in flight; 1: an
+# abort before it; 2: the step fails; 3: no token can be sampled.
 EVENTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3), st.integers(0, 7)), max_size=4)
 
 
 class Program:
-    """Runs arrivals and what happens to them, noting all that a driver sees."""
+    """Runs arrivals and the events that happen to them, and notes all that a driver sees."""
 
     def __init__(self, config: dict[str, Any], pages: int, page: int, cruises: bool) -> None:
         self.told: list[ev.Event] = []
@@ -103,7 +103,7 @@ class Program:
 
 
 class Knowing(Program):
-    """Knows beforehand what is said, and never looks at a chunk."""
+    """A driver that knows the tokens beforehand (a transcript) and never looks at a chunk."""
 
     def __init__(self, config: dict[str, Any], pages: int, page: int, known: Program) -> None:
         super().__init__(config, pages, page, True)
@@ -137,12 +137,12 @@ class Knowing(Program):
 
 
 def _worded(progress: list[tuple[Progress, ...]]) -> list[list[Progress]]:
-    """The same words for every error: each driver has its own."""
+    """The progress with the same text for every error, because each driver words errors differently."""
     return [[p._replace(error=p.error and "error") for p in step] for step in progress]
 
 
 def reach(chunks: Chunks) -> int:
-    """The starts of those that were not written out at once."""
+    """The sum of the starts of the chunks that were not written out at once."""
     written = {chunk.request for chunk in chunks.written}
     return sum(chunk.start for chunk in chunks if chunk.request not in written)
 

@@ -1,6 +1,7 @@
 """Long random walks of the prefix tree beside the dictionary of pages, one policy at a time.
 
-The machine's short examples seldom come to a second round of the hand or a lapsed expectation; these do.
+The state machine's short examples seldom reach a second round of the hand or a lapsed expectation; these
+walks do.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def walk(eviction: Eviction, seed: int) -> None:
 
 
 def begin(m: TreeMachine, pages: list[int], rng: random.Random) -> None:
-    """Take what is there, publish the rest in one piece, or in two where the oracle can follow."""
+    """Take the pages that are there, and publish the rest in one piece, or in two if the oracle can follow
+    that."""
     m.pin(wanted=[], space=SPACES[0])
     last = len(m.pins) - 1
     if m.eviction not in BY_CREATION:

@@ -1,6 +1,5 @@
-"""Layer groups under any interleaving: windows, recurrent states and full attention in every mix, frames so
-few that windows lose theirs all the time, against the uncached run (issue 3, *Sliding-window and hybrid
-states*)."""
+"""Layer groups under any interleaving, against the uncached run: windows, recurrent states and full attention
+in every mix, with so few frames that windows lose theirs all the time (rules 7 and 42)."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ class GroupsMachine(KernelMachine):
 
     @staticmethod
     def _group(kind: GroupKind, window: int, page_size: int, more: int) -> LayerGroup:
-        """As few frames as the window allows, and some more."""
+        """A group with as few frames as its window allows, and `more` beyond them."""
         if kind is GroupKind.RECURRENT:
             return LayerGroup(kind, 1 + more)
         return LayerGroup(kind, -(-(window - 1) // page_size) + 1 + more, window)
@@ -119,7 +118,8 @@ def test_repeating_decodes_decides_nothing_about_windows(
     config: dict[str, Any], arrivals: list[tuple[Any, ...]], page: int, tokens: int, full: bool, window: int,
     more: int,
 ) -> None:  # fmt: skip
-    """No window lets go of a page between two plans, so the frames end up the same, and their order too."""
+    """No window lets go of a page between two plans, so the frames are the same in the end, in the same
+    order."""
     config = {**config, "full": full, "groups": (GroupsMachine._group(GroupKind.WINDOW, window, page, more),)}
     once, many = (
         Program(config, max(1, tokens // page), page, True, many).run(arrivals) for many in (False, True)

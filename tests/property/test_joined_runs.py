@@ -1,5 +1,5 @@
-"""Runs that branches had cut are joined when these leave: it cannot be told by what the tree finds, gives up
-and counts, every holder of a place in it keeps it, and joining costs no more than is paid for."""
+"""Runs that were cut for branches are joined when the branches are gone. No match, eviction or count shows
+the join, every pin and remembered match keeps its place, and joining costs no more than is paid for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = 16
 
 
 class JoiningMachine(TreeMachine):
-    """The tree beside the dictionary of pages, and it tidies itself in between."""
+    """The tree beside a dictionary of pages, with joins in between."""
 
     @rule(paid=st.sampled_from([0, 3, 1_000]))
     def tidy(self, paid: int) -> None:
@@ -79,14 +79,15 @@ def save(tree: PrefixTree, key: bytes, pages: list[int]) -> None:
 
 
 def tidy(tree: PrefixTree) -> None:
-    """With all the work paid for."""
+    """Join all that can be joined: all the work is paid for."""
     tree._forest._credit += 100_000
     tree.tidy()
 
 
 def cut_prefix(order: str) -> tuple[PrefixTree, int]:
-    """A prefix of 1,024 pages with a branch of one page behind each but the last; the tree, and how many
-    branches there are. order: in which they come, and so in which they will go."""
+    """A tree that holds a prefix of 1,024 pages with a branch of one page behind each page but the last;
+    returns the tree and the number of branches. order: the order in which the branches come, and in which
+    they will go."""
     tree = PrefixTree(PAGE, POLICIES[Eviction.LRU])
     key, page_bytes = prefix(), PAGE * tk.TOKEN_BYTES
     save(tree, key, list(range(PAGES)))
@@ -106,7 +107,7 @@ def cut_prefix(order: str) -> tuple[PrefixTree, int]:
 
 
 def runs_of(tree: PrefixTree) -> int:
-    """How many runs a match of the whole prefix goes through."""
+    """The number of runs that a match of the whole prefix goes through."""
     match = tree.lookup(NS, prefix(), PAGES)
     assert match is not None
     assert match.pages == PAGES
@@ -130,7 +131,7 @@ def test_a_prefix_whose_branches_have_gone_is_one_run_again(order: str) -> None:
     assert runs_of(tree) <= 1 + 2 * PAGES // JOIN_WORK, "what is left is not paid for yet"
     assert worst <= 3 * PAGES, "no eviction copies more than the prefix once, and looks at its runs"
     assert forest.work - work <= JOIN_WORK * branches < branches * PAGES, "few evictions copy it at all"
-    for n in range(2 * PAGES // JOIN_WORK):  # others' pages come, which pays for the rest
+    for n in range(2 * PAGES // JOIN_WORK):  # other pages are published, which pays for the rest
         save(tree, tk.encode([2 * 10**6 + n] * PAGE), [10_000 + n])
     tree.tidy()
     assert runs_of(tree) == 1
@@ -138,7 +139,8 @@ def test_a_prefix_whose_branches_have_gone_is_one_run_again(order: str) -> None:
 
 
 def test_a_joined_prefix_is_evicted_in_the_order_of_its_cut_parts() -> None:
-    """Its beginning was used by others after its end: the end goes first, then what was used in between."""
+    """Its beginning was used after its end was. The end goes first, then the pages that were used in
+    between."""
     tree = PrefixTree(1, POLICIES[Eviction.LRU])
     key = tk.encode(range(9))
     save(tree, key, list(range(9)))
@@ -206,7 +208,7 @@ def test_a_place_that_is_held_is_not_joined_until_it_is_given_back() -> None:
 
 
 def test_a_remembered_match_is_looked_up_again_after_a_join() -> None:
-    """It ended in the upper run, inside the lower one, or at its end; all are one run now."""
+    """The match ended in the upper run, inside the lower one, or at its end. All of these are one run now."""
     tree = PrefixTree(1, POLICIES[Eviction.LRU])
     key = tk.encode(range(8))
     save(tree, key, list(range(8)))
@@ -228,7 +230,7 @@ def test_a_remembered_match_is_looked_up_again_after_a_join() -> None:
 
 
 def test_an_engine_finds_a_prefix_in_one_run_after_its_branches_have_gone() -> None:
-    """The kernel's own passes tidy its tree, in L1 and, by the same calls, in L2."""
+    """The kernel's own planning passes join the runs of its trees, in L1 and, by the same calls, in L2."""
     config = KernelConfig(total_pages=256, page_size=4, max_running=4, max_batched_tokens=4_096)
     kernel = Kernel(config)
     prompt = list(range(400))

@@ -1,5 +1,5 @@
-"""The whole kernel under any interleaving: every policy, submissions, aborts, failures, flushes at any
-moment, against the uncached run (issue 2, *How it must behave*)."""
+"""The whole kernel under any interleaving, against the uncached run: every policy, with submissions, aborts,
+failures and flushes at any moment (rules 5 to 8)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SALTS = [None, "a", "b"]
 
 
 class KernelMachine(RuleBasedStateMachine):
-    """`fixed` narrows the configurations drawn."""
+    """Draws a configuration, then operations on the kernel. fixed: settings that are not drawn."""
 
     fixed: dict[str, object] = {}  # noqa: RUF012
     watch_copies = False
@@ -155,7 +155,8 @@ class KernelMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is not None)
     @rule(fails=st.sampled_from([False] * 9 + [True]), loses=st.sampled_from([None] * 9 + [0, 1, 2]))
     def execute(self, fails: bool, loses: int | None = None) -> None:
-        """loses: no token can be sampled for that one of the requests."""
+        """Run the planned step. fails: the step fails. loses: the index of the request for which no token can
+        be sampled; None: one can be for all."""
         assert self.in_flight is not None
         plan, self.in_flight = self.in_flight, None
         fails = fails and self.failures
@@ -219,7 +220,8 @@ class KernelMachine(RuleBasedStateMachine):
 
 
 class CoalescedMachine(KernelMachine):
-    """Each page is computed once while a copy exists, whatever is submitted, aborted or fails."""
+    """Each page is computed once as long as a copy exists, whatever is submitted, aborted or fails (rule
+    28)."""
 
     fixed = {"flight": Flight.COALESCED, "prefix_cache": True, "preemption": False}  # noqa: RUF012
     watch_copies = True
@@ -245,7 +247,7 @@ class TestCoalescedDeep(CoalescedMachine.TestCase):  # type: ignore[misc, name-d
 
 
 def test_cold_run_is_the_oracle_for_every_prefix() -> None:
-    """The oracle itself: its outputs depend on every token before them."""
+    """A test of the oracle itself: its outputs depend on every token before them."""
     prompt = BASES[0][:20]
     for at in range(20):
         other = [*prompt[:at], (prompt[at] + 1) % 97, *prompt[at + 1 :]]

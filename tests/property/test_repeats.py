@@ -1,5 +1,5 @@
-"""A plan that says "may be repeated" means it: running its decodes many times before the next plan gives
-the events, pages and text that planning each time would give (`StepPlan.repeat`)."""
+"""A plan that may be repeated is exact (rule 27): running its decodes `StepPlan.repeat` times before the next
+plan gives the same events, pages and text as planning each time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ARRIVALS = st.lists(
 
 
 class Program:
-    """Runs one list of arrivals; `many` repeats each step as often as it may until the next arrival."""
+    """Runs one list of arrivals. many: repeat each step as often as it may be until the next arrival."""
 
     def __init__(self, config: dict[str, Any], pages: int, page: int, same: bool, many: bool) -> None:
         self.events: list[ev.Event] = []
@@ -89,7 +89,8 @@ class Program:
         return [e for e in self.events if not isinstance(e, ev.Stepped | ev.Stalled | ev.Published)]
 
     def published(self) -> list[tuple[str, int]]:
-        """A page that the last of many repeats completes is told of when it is there, not planned."""
+        """The published pages. A page that the last of many repeats completes is published when it is real,
+        never as planned."""
         return [(e.request, e.pages) for e in self.events if isinstance(e, ev.Published)]
 
     def work(self) -> tuple[int, ...]:
@@ -127,8 +128,9 @@ def test_long_answers_are_planned_once_a_page() -> None:
 
 @pytest.mark.parametrize("order", [Order.FCFS, Order.LPM])
 def test_a_page_that_lets_somebody_in_ends_the_repeats(order: Order) -> None:
-    """Who waits for room continues what the running one is saying: with its next page complete, it fits; and
-    under `lpm` it goes before another who does not."""
+    """A waiting request's prompt continues the text of the running request. When the running request's next
+    page is complete, the waiting one fits; under `lpm` it then goes before another request, whose prompt does
+    not match."""
     alone = Program({}, 64, 8, True, many=False).run([(0, 0, 8, 30, 0, None)])
     said = alone.d.prompts["r0"] + alone.d.outputs["r0"]
     other = [(31 * i + 5) % 97 for i in range(39)]
@@ -153,7 +155,7 @@ def test_a_page_that_lets_somebody_in_ends_the_repeats(order: Order) -> None:
 
 
 def test_repeats_do_not_put_off_a_preemption() -> None:
-    """No slot is free, but with the reserve decayed enough the less important one gives way."""
+    """No slot is free, but when the reserve has decayed enough, the less important request gives way."""
     told = []
     for many in (False, True):
         config = {"order": Order.PRIORITY, "preemption": True, "max_running": 2, "output_reserve": 0.0}

@@ -1,7 +1,8 @@
-"""What an evicting store can still reuse: whatever was put, touched and evicted, whatever failed meanwhile.
+"""Every page that an evicting store holds can be reused, whatever was put, touched and evicted, and whatever
+failed.
 
 Pages are named by their path: (0, 1) comes right after (0,). A page can be reused if every page of its path
-is in the store; that, not how much it holds, is what a store is for.
+is in the store. A page that cannot be reused is worthless, however many of them a store holds.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ def frame(path: PathKey) -> bytes:
 
 
 class Files:
-    """One folder, the machine's clock, and what goes wrong with it. `stuck`: names of files that cannot be
-    deleted. `full`: how many writes will find the disk full."""
+    """One folder, the machine's clock, and what goes wrong with them.
+
+    stuck: names of files that cannot be deleted.
+    full: how many of the next writes find the disk full.
+    """
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
@@ -89,7 +93,7 @@ class Files:
 
 
 class FileMachine(RuleBasedStateMachine):
-    """Puts, touches and clocks that jump, by two processes on one folder."""
+    """Two processes put and touch pages in one folder, while the clock jumps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +106,7 @@ class FileMachine(RuleBasedStateMachine):
             self.put(each, who)
 
     def put(self, path: PathKey, who: int) -> None:
-        """As the worker puts: nothing that is there already."""
+        """Put pages as the worker does: only those that are not there yet."""
         if not self.stores[who].present([name(path)]):
             try:
                 self.stores[who].put(name(path), frame(path))
@@ -136,7 +140,7 @@ class FileMachine(RuleBasedStateMachine):
 
 
 class SoundFiles(FileMachine):
-    """Where nothing fails the folder holds what the simulator's store holds, page by page."""
+    """If nothing fails, the folder holds what the simulator's store holds, page by page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,8 +171,8 @@ class SoundFiles(FileMachine):
 
 
 class FailingFiles(FileMachine):
-    """Files that vanish or cannot be deleted, full disks, indices that are lost: what is held beside those
-    pages, and beside what hung on them, can be reused; and the store goes on taking pages."""
+    """Files vanish or cannot be deleted, disks are full, indices are lost. All other pages that are held,
+    except those that come after such pages, can be reused, and the store goes on taking pages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +205,7 @@ class FailingFiles(FileMachine):
 
     @rule(path=paths)
     def remove(self, path: PathKey) -> None:
-        """A page that proved unusable."""
+        """Remove a page that proved unusable."""
         if path in self.files.held():
             self.stores[0].remove(name(path))
             self.cut.add(path)

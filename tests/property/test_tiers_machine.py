@@ -1,5 +1,6 @@
-"""The tiers under any interleaving: submissions, aborts, steps that fail, transfers that come early, late,
-in part, never or twice, pages lost from the store, flushes (issue 3, *How it must behave*)."""
+"""The tiers under any interleaving, against the uncached run: submissions, aborts, steps that fail, transfers
+that come early, late, in part, never or twice, pages lost from the store, flushes (rules 6, 7 and 33 to
+37)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ NEVER = 1e18
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Fetches end at once, soon, or only when a rule says so."""
+    """Fetches end at once, soon, or only when a rule of this machine ends them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +121,8 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.d.finish)
     @rule(pick=st.integers(0, 1000), copies=st.integers(1, 3), tail=st.booleans(), flush=st.booleans())
     def come_back(self, pick: int, copies: int, tail: bool, flush: bool) -> None:
-        """Prompts seen before, perhaps with their outputs, after L1 and L2 have lost them or not."""
+        """Submit a prompt that was seen before, perhaps with its outputs, after L1 and L2 have lost it or
+        not."""
         if flush:
             self.flush()
         ended = sorted(self.d.finish)
@@ -250,7 +252,8 @@ class TierMachine(RuleBasedStateMachine):
         self._check_all_returned()
 
     def _check_sources(self) -> None:
-        """Each token has one source: the three tiers and computing add up to what was needed."""
+        """Each token has one source: the tokens from the three tiers and the computed ones add up to all
+        tokens."""
         d, count = self.d, self.d.kernel.counters
         again = self.watch.restarted
         for name, finish in d.finish.items():

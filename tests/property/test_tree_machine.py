@@ -59,7 +59,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.oracle = PageOracle(page_size * tk.TOKEN_BYTES, POLICIES[eviction])
 
     def key(self, pages: list[int], rest: int = 0) -> bytes:
-        """Pages that differ in their first, a middle or their last token."""
+        """The token bytes of these pages. Pages differ in their first, a middle or their last token."""
         ids: list[int] = []
         for page in pages:
             tokens = [0] * self.size
@@ -162,7 +162,8 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pins)
     @rule(pick=st.integers(0, 99), pages=keys, priority=st.integers(0, 3))
     def adopt(self, pick: int, pages: list[int], priority: int) -> None:
-        """What a running request does with pages that others have published: use, then move its pin."""
+        """Do what a running request does with pages that other requests have published: use them, then move
+        its pin."""
         pin = self.pins[pick % len(self.pins)]
         key, width = pin.key + self.key(pages), self.oracle.width
         above = len(pin.key) // width
@@ -271,7 +272,8 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def an_old_match_is_still_the_longest_or_leads_to_it(self) -> None:
-        """What a waiting request remembers, re-validates by one comparison and follows on from."""
+        """A waiting request remembers such a match, checks by one comparison that it is current, and searches
+        on from its end."""
         self.old = self.old[-20:]
         for match, space, key, limit in self.old:
             expected = self.oracle.matched(space, key, max(limit, 0))
@@ -297,6 +299,6 @@ TestTree.settings = settings(max_examples=150, stateful_step_count=40)
 
 @pytest.mark.slow
 class TestTreeDeep(TreeMachine.TestCase):  # type: ignore[misc, name-defined]
-    """Handed case 59 at length."""
+    """The same machine with longer examples: counts stay right through many splits (rule 6)."""
 
     settings = settings(max_examples=5000, stateful_step_count=80, derandomize=False)

@@ -63,8 +63,8 @@ def test_a_prefill_batch_is_one_chunk_after_its_cached_prefix(bare: Bare) -> Non
 
 
 def test_a_step_is_split_into_the_forward_pass_and_the_rest(bare: Bare) -> None:
-    """A clock that ticks when it is read: 1 around the inner executor, 2 in the stopwatch in all, and of the
-    4 around the loop's step 2 outside."""
+    """The clock ticks when it is read. So 1 s passes in the inner executor and 2 s in the stopwatch as a
+    whole; of the 4 s that pass in the loop's step, 2 s are outside the forward pass."""
     made = bench(bare)
     made.watch.clock = count().__next__
     made.prefill(0, 16)

@@ -1,4 +1,5 @@
-"""The fit: it finds prices that were planted, despite noise and outliers, and tells its error honestly."""
+"""The fit finds the prices that samples were made with, despite noise and outliers, and states its error
+honestly."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_exact_timings_give_the_planted_prices_back() -> None:
 
 
 def test_noise_and_outliers_move_them_little() -> None:
-    """5 % noise and three steps in ten 2 to 6 times as long: weighed alike, two prices are 16 % off."""
+    """Noise is 5 %, and three steps in ten take 2 to 6 times as long. With equal weights, two prices would be
+    16 % off."""
     timed = samples(noise=0.05, outliers=0.3)
     assert step_prices(timed).values == pytest.approx(PLANTED, rel=0.06)
     seconds = np.array([s.seconds for s in timed])
@@ -60,13 +62,14 @@ def test_noise_and_outliers_move_them_little() -> None:
 
 
 def test_a_price_is_never_negative() -> None:
-    """Timings that fall with context: the unbounded fit would pay for it."""
+    """Timings that fall as context grows: a fit without bounds would give context a negative price."""
     rows = np.array([[1.0, c] for c in (1, 10, 100, 1000)])
     assert solve(rows, np.array([4.0, 3.0, 2.0, 1.0]), np.ones(4))[1] == 0.0
 
 
 def test_a_batch_that_ran_often_counts_as_one() -> None:
-    """One decode shape 500 times with 20 % more than its due: its regime stays at its share."""
+    """One decode batch ran 500 times and took 20 % too long each time. Its regime still has its own share
+    only."""
     many = samples(repeats=2)
     shape = Features(0, 0, 1, 64)
     due = float(np.array([1, *shape]) @ PLANTED)
@@ -75,12 +78,13 @@ def test_a_batch_that_ran_often_counts_as_one() -> None:
 
 
 def bent(shape: Features) -> float:
-    """As planted, but each decode beyond the eighth costs four times as much."""
+    """The planted seconds, but each decode beyond the eighth costs four times as much."""
     return float(np.array([1, *shape]) @ PLANTED) + max(0, shape.decodes - 8) * 3 * PLANTED[3]
 
 
 def test_a_price_that_changes_is_found_and_a_straight_line_stays_one() -> None:
-    """8 and 16 decodes and more tell 12 ms each from 3 ms; with one price 64 decodes would be far off."""
+    """Batches of 8, 16 and more decodes show that a decode costs 3 ms at first and 12 ms later. With one
+    price, 64 decodes would be far off."""
     counted = [
         *shapes(),
         *(Features(0, 0, k, k * c) for k in (2, 8, 12, 24, 32, 48) for c in (64, 1024)),
@@ -102,7 +106,7 @@ def test_a_price_that_changes_is_found_and_a_straight_line_stays_one() -> None:
 
 
 def test_no_price_is_made_up_for_what_was_never_run() -> None:
-    """At most 8 decodes were timed: beyond them the last price goes on, instead of 0."""
+    """At most 8 decodes were timed. Beyond them the last price holds, not 0."""
     few = [s for s in samples() if s.features.decodes <= 8]
     found = step_prices(few, Form(decode=(2, 4, 8, 16)))
     assert found.form.decode == (2, 4)
@@ -120,7 +124,8 @@ def test_the_scheduler_has_prices_of_its_own() -> None:
 
 
 def test_cross_validation_leaves_batches_out_whole() -> None:
-    """Two batches, two prices: every fit is exact on what it saw, however often, and far off on the other."""
+    """There are two batches and two prices, so every fit is exact on the batch that it saw, however often,
+    and far off on the other."""
     exact = cross_validated(samples())
     assert exact.overall.p95 < 1e-6
     assert exact.overall.samples == 6 * 27
@@ -135,7 +140,8 @@ def test_cross_validation_leaves_batches_out_whole() -> None:
 
 
 def test_errors_are_told_by_regime_with_their_sign() -> None:
-    """Predictions: prefill right, decode 10 % high, mixed absent; bias of the sum (1 + 1.1) / 2."""
+    """Prefill is predicted exactly, decode 10 % too high, and there is no mixed step. The bias is that of the
+    sum, (1 + 1.1) / 2 - 1."""
     timed = [
         Sample("a", Features(2, 3, 0, 0), 1.0, 0.1, 1, 0),
         Sample("b", Features(0, 0, 1, 1), 1.0, 0.1, 1, 0),
@@ -149,7 +155,8 @@ def test_errors_are_told_by_regime_with_their_sign() -> None:
 
 
 def test_the_uncertainty_of_the_sum_is_about_what_repeating_it_shows() -> None:
-    """Batches that are each 10 % off on their own: the jackknife is within a factor of the true spread."""
+    """Each batch is off by 10 % independently of the others. The jackknife is within a factor of the true
+    spread."""
 
     def made(seed: int) -> list[Sample]:
         draw = np.random.default_rng(seed)

@@ -45,7 +45,7 @@ def test_each_term_is_a_price() -> None:
 
 
 def test_a_price_may_change_with_the_number_in_the_step() -> None:
-    """0.5 s each up to 8 decodes, 2 s for the 9th to the 16th, 1 s from the 17th on."""
+    """A decode costs 0.5 s up to the 8th, 2 s from the 9th to the 16th, and 1 s from the 17th on."""
     beyond = (Beyond(after=8, each_s=2.0), Beyond(after=16, each_s=1.0))
     prices = model(base_s=0.0, decode_beyond=beyond).prices
     assert [prices.step_s(0, 0, n, 0) for n in (0, 1, 8, 9, 16, 18)] == [0.0, 0.5, 4.0, 6.0, 20.0, 22.0]
@@ -65,14 +65,15 @@ def test_a_machine_twice_as_slow_has_every_price_doubled_and_the_same_links() ->
 
 
 def test_a_file_of_version_1_has_one_price_each() -> None:
-    """As presets and calibrations before prices could change were written."""
+    """Presets and calibrations were written so before prices could change with the number."""
     fields = json.loads(model().model_dump_json()) | {"version": 1}
     del fields["decode_beyond"], fields["prefill_token_beyond"]
     assert CostModel.parse(json.dumps(fields), "old").prices == model().prices
 
 
 def test_features_count_pairs_and_take_single_positions_for_decodes() -> None:
-    """3 positions from 5 attend to 6 + 7 + 8 = 21, 2 from 0 to 1 + 2; one from 9 to 10."""
+    """3 positions from 5 attend to 6 + 7 + 8 = 21, and 2 positions from 0 to 1 + 2 = 3. One position from 9,
+    a decode, attends to 10."""
     assert features([chunk(5, 3), chunk(0, 2), chunk(9, 1)]) == Features(5, 24, 1, 10)
     assert features([]) == Features(0, 0, 0, 0)
     assert [Features(2, 3, 0, 0).regime, Features(0, 0, 1, 1).regime, Features(2, 3, 1, 1).regime] == [

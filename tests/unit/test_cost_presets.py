@@ -30,7 +30,8 @@ ITL_8B = 0.00463
 
 
 def per_request(inputs: int, outputs: int, cache_tokens: float) -> tuple[float, ...]:
-    """The terms of one request's share of the machine when as many decode together as the cache holds."""
+    """The terms of one request's share of the machine, if as many requests decode together as the cache
+    holds."""
     context = inputs + outputs / 2
     batch = min(MAX_BATCH, cache_tokens / context)
     return (outputs / batch, inputs, inputs * (inputs + 1) / 2, outputs, outputs * context)
@@ -57,7 +58,7 @@ def prices(model: CostModel) -> np.ndarray:
 
 
 def left_out(rows: np.ndarray, seconds: np.ndarray, kept: int) -> np.ndarray:
-    """Absolute relative error of each figure but the last `kept` when the fit does not see it."""
+    """The absolute relative error of each figure, except the last `kept`, in a fit that does not see it."""
     off = []
     for i in range(len(seconds) - kept):
         seen = np.arange(len(seconds)) != i

@@ -1,4 +1,4 @@
-"""SIEVE and the reuse-aware key by example: who goes first, and what time and uses change."""
+"""SIEVE and the reuse-aware key by example: which page goes first, and how time and uses change that."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.unit.test_tree import NS, Cache
 
 
 def test_sieve_spares_what_was_used_and_takes_the_newest_before_it_comes_back() -> None:
-    """The hand passes a in its first round and takes e, published behind it, before a's second turn. A queue
-    that puts spared pages at its end (CLOCK) would take a before e."""
+    """The hand spares a in its first round. It takes e, which was published later, before it comes to a
+    again. A queue that puts spared pages at its end (CLOCK) would take a before e."""
     c = Cache(Eviction.SIEVE)
     for page in "abcd":
         c.save(page)
@@ -93,7 +93,7 @@ def test_sieve_does_not_see_a_touch() -> None:
 
 
 class Foreseen(Cache):
-    """A tree with a clock; `save` may say when the pages are expected again."""
+    """A tree with a clock. `save` may say when the next use of the pages is expected."""
 
     def __init__(self) -> None:
         super().__init__(Eviction.REUSE)
@@ -219,7 +219,7 @@ def test_joining_is_the_earliest_due_and_the_latest_lapse() -> None:
 
 
 def test_void_entries_do_not_pile_up() -> None:
-    """Each answered expectation leaves a void entry; none is kept for long."""
+    """Each answered expectation leaves a void entry in the heap. None of them stays for long."""
     c = Foreseen()
     for _ in range(1000):
         c.back_in("a", 1)
@@ -239,7 +239,8 @@ A, B = list(range(16)), list(range(20, 36))  # 4 pages each
 def two_sessions(
     wait_a: float | None, wait_b: float | None, idle: float = 0.0, **config: object
 ) -> tuple[int, int]:
-    """A ends, then B; after `idle` seconds somebody takes four pages more than are free. Pages left."""
+    """Session A's request ends, then B's. After `idle` seconds another request takes four pages more than are
+    free. Returns how many pages of A and of B are left."""
     d = Driver(POOL, PAGE, max_running=1, **({"eviction": Eviction.REUSE} | config))
     d.submit("a", A, 1, next_use_s=wait_a)
     d.run().submit("b", B, 1, next_use_s=wait_b)

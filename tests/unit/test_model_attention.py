@@ -83,7 +83,7 @@ def test_equals_naive(name: str, page: int, window: int | None) -> None:
 
 
 def test_nothing_is_read_outside_a_requests_own_context() -> None:
-    """NaN everywhere else in the pool (handed case 19: never-written memory must not be a hit)."""
+    """All other pages of the pool are NaN: memory that was never written is never read (rule 8)."""
     torch.manual_seed(0)
     batch = make_batch(CASES["mixed"], 4, 64)
     pools = torch.full((2, 64 * 4, KV_HEADS, DIM), torch.nan)

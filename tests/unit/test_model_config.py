@@ -1,4 +1,5 @@
-"""ModelConfig from both file kinds: equal where they describe one model, refused where not computable."""
+"""ModelConfig from both kinds of files: equal if they describe one model, refused if it cannot be
+computed."""
 
 from __future__ import annotations
 

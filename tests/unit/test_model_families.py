@@ -83,7 +83,8 @@ def test_sharded_directory_equals_single_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["torch", "native"])
 def test_bfloat16_logits_stay_near_float32(kind: str, tmp_path: Path) -> None:
-    """bfloat16 keeps 8 bits: through 3 layers no logit moves by 0.15 of the logits' standard deviation."""
+    """bfloat16 has 8 bits of precision: after 3 layers no logit is off by 0.15 of the logits' standard
+    deviation."""
     model = reference_model("Llama", initializer_range=0.2)
     save(model, tmp_path)
     found = []

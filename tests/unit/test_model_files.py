@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @pytest.fixture
 def own_gguf(pair: tuple[Any, Path], tmp_path: Path) -> Path:
-    """A copy the test may change."""
+    """A copy that the test may change."""
     path = tmp_path / "own.gguf"
     path.write_bytes(pair[1].read_bytes())
     return path
@@ -139,7 +139,8 @@ def test_progress_is_told(pair: tuple[Any, Path], tmp_path: Path) -> None:
 
 
 def test_fingerprint_follows_weights_dtype_and_config(tmp_path: Path) -> None:
-    """Handed case 99: same name and shape, other weights, dtype or rope: never the same cache."""
+    """A model with the same name and shape but other weights, dtype or rope never shares a cache (rule
+    41)."""
     model = reference_model("Llama")
     found = save(model, tmp_path / "m")
 

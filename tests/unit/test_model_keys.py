@@ -1,4 +1,5 @@
-"""Configuration keys: what published models say is read, what nobody reads is refused by name and value."""
+"""Configuration keys: those of published models are read; a key that is not read is refused by name and
+value."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_published_models_are_read_as_transformers_reads_them(name: str, tmp_pat
 
 @pytest.mark.parametrize("architecture", HF_FAMILIES)
 def test_a_missing_key_means_what_the_configuration_class_means(architecture: str) -> None:
-    """Exact for each family: what transformers fills in is what we fill in."""
+    """For each family, our value for a missing key is the one that transformers fills in."""
     ours = from_hf(small(architecture))
     theirs = getattr(transformers, CLASSES[architecture])(**SIZES)
     whole = from_hf({**theirs.to_dict(), "architectures": [architecture]})
@@ -212,7 +213,7 @@ ODD: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("name", ["Llama-3.1-8B-Instruct", "Qwen2.5-7B-Instruct, long texts", "SmolLM3-3B"])
 def test_any_value_of_any_key_is_read_or_refused(name: str) -> None:
-    """Nothing but ModelLoadError leaves the reader, whatever stands in the file."""
+    """The reader raises nothing but ModelLoadError, whatever the file holds."""
     raw = PUBLISHED[name]
     refused_at = 0
     for key in [*raw, "layer_types", "rope_parameters", "sliding_window", "head_dim", "no_rope_layers"]:

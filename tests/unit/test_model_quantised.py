@@ -1,4 +1,4 @@
-"""Quantised weights as numbers: against other libraries' readers, to the bit, and what is refused."""
+"""Quantised weights as numbers: equal to other libraries' readers, to the bit; and what is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_equal_to_what_compressed_tensors_reads_itself(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_equal_to_what_transformers_reads_itself(tmp_path: Path) -> None:
-    """transformers' own reader of block FP8, which dequantises whole blocks."""
+    """transformers has its own reader of block FP8, which dequantises whole blocks."""
     model = reference_model(
         "Qwen3", head_dim=64, hidden_size=128, intermediate_size=384, num_attention_heads=4
     )

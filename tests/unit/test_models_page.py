@@ -1,4 +1,4 @@
-"""docs/models.md is true: each row of its table, with a tiny model made for it."""
+"""docs/models.md is true: each row of its table is tried with a tiny model made for it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def load(what: str, files: ModelFiles, folder: Path) -> Any:
 
 
 def assert_equal_to(model: Any, loaded: Any) -> None:
-    """Greedy tokens, and logits at each of them."""
+    """The two models give equal greedy tokens, and equal logits at each of them."""
     vocabulary = model.config.vocab_size
     prompt = torch.randint(2, vocabulary, (PROMPT_TOKENS,), generator=torch.Generator().manual_seed(2))
     expected = model.generate(prompt[None], max_new_tokens=OUTPUTS, do_sample=False, eos_token_id=None)

@@ -34,7 +34,7 @@ def test_pages_move_from_free_to_owned_to_indexed_to_free() -> None:
 @pytest.mark.parametrize("move", ["release", "index", "unindex"])
 @pytest.mark.parametrize("state", PageState)
 def test_every_other_move_is_refused(move: str, state: PageState) -> None:
-    """So a double free, or a page in two places, cannot pass."""
+    """So a double free, or a page in two places, cannot pass unnoticed."""
     allowed = {"release": PageState.OWNED, "index": PageState.OWNED, "unindex": PageState.INDEXED}
     pool = PagePool(2)
     if state is not PageState.FREE:

@@ -1,4 +1,5 @@
-"""The sampler against naive oracles: draws, truncation, penalties, logprobs, isolation of rows."""
+"""The sampler against naive oracles: draws, truncation, penalties, logprobs, and rows that do not affect each
+other."""
 
 from __future__ import annotations
 
@@ -27,13 +28,14 @@ def logits(seed: int, rows: int = 1, v: int = V) -> torch.Tensor:
 
 
 def run(sampler: Sampler, request: str, steps: int, **params: Any) -> list[int]:
-    """Tokens of a request alone in its batch, over the same logits as everybody's step i."""
+    """The tokens of a request that is alone in its batch. Its logits at step i are those of every request at
+    step i."""
     sampler.start(request, [1, 2, 3], SamplingParams(**params))
     return [sampler.sample([request], logits(i))[0].token for i in range(steps)]
 
 
 def naive_set(row: np.ndarray, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """Ids that stay, by the words of the definition."""
+    """The ids that stay, computed word for word as the settings are defined."""
     p = np.exp(row.astype(np.float64) - row.max())
     p /= p.sum()
     ids = [int(i) for i in np.argsort(-row, kind="stable") if row[i] > -np.inf]

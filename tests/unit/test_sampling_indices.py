@@ -1,4 +1,4 @@
-"""Which output a number belongs to: each draws its own random number, and min_tokens counts to the token."""
+"""Outputs are counted exactly: each draws its own random number, and min_tokens holds to the very token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_output_number_i_draws_the_streams_number_i() -> None:
 
 
 def test_a_streams_outputs_differ_from_each_other_on_equal_logits() -> None:
-    """Of 1000 equally likely tokens 60 draws repeat few; one number for all of them would repeat one."""
+    """60 draws from 1000 equally likely tokens repeat few tokens. One random number for all draws would give
+    the same token each time."""
     flat = torch.zeros(1, V)
     tokens = sampled(3, 60, flat)
     assert len(set(tokens)) > 50

@@ -1,4 +1,4 @@
-"""Values that cannot work are refused where they are given; values at the edge of what can work do."""
+"""Values that cannot work are refused when they are given; values at the edge of what can work do work."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e4, 1e30])
 def test_every_value_at_the_edge_samples_with_every_other(scale: float) -> None:
-    """No allowed value makes a number that is none, of the logits of any model."""
+    """With allowed values, no logits lead to NaN."""
     logits = np.random.default_rng(1).normal(0, scale, (1, V)).astype(np.float32)
     sampler = Sampler(V)
     with np.errstate(invalid="raise", divide="raise"):
@@ -104,7 +104,8 @@ def test_choices_share_what_was_checked_once() -> None:
 
 
 def test_a_long_stop_string_costs_a_character_what_a_short_one_costs() -> None:
-    """Calls inside the matcher, counted: no more when thousands of characters are held."""
+    """Calls inside the matcher are counted: there are no more of them when thousands of characters are
+    held."""
 
     def calls(stop: str) -> int:
         matcher, found = StopMatcher([stop]), 0
@@ -154,7 +155,8 @@ LITERALS = ["1e999", "-1e999", "NaN", "Infinity", "9" * 4000, "-" + "9" * 4000, 
 
 @pytest.mark.parametrize("field", FIELDS)
 async def test_no_number_of_a_body_is_an_internal_error(field: str) -> None:
-    """At most the field's own refusal, or that the body is no JSON; never a 500, never taken."""
+    """Such a number is refused by its field, or the body as a whole is no JSON. It is never accepted, and
+    never a 500."""
     engine = FakeEngine()
     async with client(engine, headers={"content-type": "application/json"}) as http:
         for literal in LITERALS:

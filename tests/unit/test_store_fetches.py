@@ -1,4 +1,5 @@
-"""The fetch book under any program: one ending each, right pages, single flight, memory given back."""
+"""The fetch book under random programs: each fetch ends once with the right pages, a page is read once for
+all, and memory is given back."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ NUMBER = {key(number): number for number in range(PAGES)}
 
 
 class Programs(RuleBasedStateMachine):
-    """Random add/read/fail/requeue/cancel/stop/expire/take; pages 0..7 are one chain, fetches are
-    stretches of it."""
+    """Random adds, reads, failures, requeues, cancels, stops, expiries and takes. Pages 0 to 7 are one chain;
+    each fetch is a stretch of it."""
 
     batches = Bundle("batches")
 
@@ -44,7 +45,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(batch=consumes(batches), good=st.integers(0, 3), reason=st.sampled_from(list(Reason)))
     def settle(self, batch: list[Read], good: int, reason: Reason) -> None:
-        """`good` pages come, one fails, the rest was not read."""
+        """`good` pages arrive, the next one fails, and the rest was not read."""
         for read in batch:
             self.reading.remove(read)
         for read in batch[:good]:
@@ -90,7 +91,7 @@ class Programs(RuleBasedStateMachine):
         assert len(self.reading) + self.book.queued <= self.book.reserved <= ROOM
 
     def teardown(self) -> None:
-        """When nobody wants anything any more, nothing is kept."""
+        """When no fetch is active any more, the book keeps nothing."""
         for fetch_id in list(self.asked):
             assert self.book.cancel(fetch_id), "a fetch was lost"
         assert self.book.reserved == len(self.reading)
@@ -116,7 +117,8 @@ def test_a_fetch_takes_no_more_than_there_is_room_for(numbers: list[int]) -> Non
 
 
 def test_a_failed_read_is_not_joined() -> None:
-    """Page 2 failed while its fetch still waits for page 1: who asks now has it read again."""
+    """Page 2 failed while its fetch still waits for page 1. A fetch that asks for page 2 now has it read
+    again."""
     book = FetchBook(8)
     book.add("a", keys(1, 2), 0.0, 9.0, None)
     first, second = book.next_batch(2)
@@ -131,7 +133,7 @@ def test_a_failed_read_is_not_joined() -> None:
 
 
 def test_a_batch_is_a_stretch_of_one_chain() -> None:
-    """What `Store.get` is promised: keys in chain order."""
+    """`Store.get` may rely on it: its keys are in chain order."""
     book = FetchBook(8)
     book.add("a", keys(1, 2, 3), 0.0, 9.0, None)
     book.add("b", keys(1, 7), 0.0, 9.0, None)

@@ -33,7 +33,7 @@ def make(path: Path, *numbers: int, quota: int = MIN_QUOTA) -> FileStore:
 
 
 def make_chain(path: Path, *numbers: int) -> FileStore:
-    """Each page is the parent of the next."""
+    """A store with these pages, each of which is the parent of the next."""
     store = make(path)
     parent = None
     for number in numbers:
@@ -76,7 +76,7 @@ def test_pages_come_back_and_stop_at_a_hole(tmp_path: Path) -> None:
 
 
 def test_another_store_on_the_same_folder_sees_everything(tmp_path: Path) -> None:
-    """Also after a restart (handed case 112)."""
+    """This holds after a restart too (rule 41)."""
     first, second = make(tmp_path, 1), make(tmp_path, 2)
     assert kept(first, [1, 2]) == kept(second, [1, 2]) == [1, 2]
     first.close()
@@ -94,7 +94,7 @@ def test_a_folder_that_is_not_there_is_a_miss_until_the_first_put(tmp_path: Path
 
 
 def test_pages_vanish_and_come_back_while_the_store_is_open(tmp_path: Path) -> None:
-    """Handed case 101: one file, then the whole folder, deleted by hand."""
+    """One file and then the whole folder are deleted by hand: the pages are misses (rule 37)."""
     store = make(tmp_path, 1, 2)
     next((tmp_path / "l3").rglob(key(1).hex())).unlink()
     assert kept(store, [1, 2]) == [2]
@@ -125,7 +125,7 @@ def test_used_pages_stay_though_only_touched(tmp_path: Path) -> None:
 
 
 def test_touched_pages_go_before_newer_ones(tmp_path: Path) -> None:
-    """All were touched in one order; what is put after that is newer still."""
+    """The pages were all touched, in one order. What is put after that is newer than all of them."""
     store = make(tmp_path, *range(FITS))
     store.touch(keys(*range(FITS)))
     for number in range(10, 10 + FITS):
@@ -134,7 +134,8 @@ def test_touched_pages_go_before_newer_ones(tmp_path: Path) -> None:
 
 
 def test_a_touched_page_is_weighed_against_newer_ones(tmp_path: Path) -> None:
-    """Touched before the others were put: older than they, though the index learns it only now."""
+    """It was touched before the others were put, so it is older than they are, although the index learns of
+    the touch only now."""
     store = make_chain(tmp_path, 0, 1, 2, 3)
     store.touch(keys(0, 1, 2, 3))
     for number in (4, 5, 6, 7, 8, 10):
@@ -143,7 +144,7 @@ def test_a_touched_page_is_weighed_against_newer_ones(tmp_path: Path) -> None:
 
 
 def test_a_chains_tail_goes_before_its_head(tmp_path: Path) -> None:
-    """Handed cases 56, 57: saved head first, in two runs, then touched as one chain."""
+    """The chain was saved head first, in two runs, and then touched as one chain (rules 15 and 40)."""
     store = make_chain(tmp_path, *range(FITS))
     store.touch(keys(*range(FITS)))
     for number in range(10, 14):
@@ -181,7 +182,8 @@ def test_a_page_larger_than_the_quota_is_refused(tmp_path: Path) -> None:
 def test_a_clock_that_is_set_back_changes_no_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    """New pages do not go first for an hour; a process that starts after the jump agrees."""
+    """After the jump, new pages are not the first to be evicted for as long as the clock lags. A process that
+    starts after it agrees."""
     real, jump = time.time_ns, [0]
     monkeypatch.setattr(time, "time_ns", lambda: real() + jump[0])
     store = make(tmp_path, *range(FITS))
@@ -198,7 +200,7 @@ def test_a_clock_that_is_set_back_changes_no_order(
 
 
 class Undeletable:
-    """Makes deleting these pages' files fail. left: how many times each was tried."""
+    """Makes deleting these pages' files fail. tried: how often each was tried."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> None:
         self.tried: Counter[str] = Counter()
@@ -216,7 +218,8 @@ class Undeletable:
 def test_a_file_that_cannot_be_deleted_is_stepped_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays, its room stays taken, everything else goes on; it is tried again after all others."""
+    """The file stays and its room stays taken; everything else goes on. It is tried again after all other
+    files."""
     store = make(tmp_path, *range(FITS))
     stuck = Undeletable(monkeypatch, 0)
     for number in range(10, 10 + 2 * FITS):
@@ -246,8 +249,8 @@ def test_when_no_file_can_be_deleted_the_quota_holds(tmp_path: Path, monkeypatch
 
 
 def test_files_that_others_delete_cost_no_room_for_long(tmp_path: Path) -> None:
-    """Rows of vanished files would push out pages that are there: with each page that goes, a few others are
-    looked for."""
+    """Rows of vanished files would take the room of pages that are there, so with each page that is evicted
+    the files of a few other rows are looked for."""
     small, count = 4_000, 220
     store = FileStore(tmp_path / "l3", MIN_QUOTA)
     for number in range(count):
@@ -276,7 +279,7 @@ def test_a_page_that_is_removed_leaves_its_use_to_the_one_before_it(tmp_path: Pa
 
 
 class FailingWrites:
-    """Makes the first `count` page writes stop half-way, as a full disk does."""
+    """Makes the first `count` writes of pages stop half-way, as a full disk does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, code: int) -> None:
         self.left = count
@@ -302,7 +305,7 @@ def test_a_full_disk_makes_room_from_our_own_oldest(tmp_path: Path, monkeypatch:
 def test_a_disk_that_stays_full_leaves_no_half_page_and_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Handed case 111."""
+    """A full disk is a counted failure, and puts succeed again when there is room (rule 37)."""
     store = make(tmp_path, 1)
     FailingWrites(monkeypatch, 2, errno.ENOSPC)
     assert reason_of(store.put, key(3), page(3)) is Reason.FULL
@@ -377,7 +380,7 @@ def test_a_path_that_cannot_be_a_folder_is_down(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["rubbish", "zeros", "deleted", "other"])
 def test_a_damaged_index_is_made_anew_from_the_folder(tmp_path: Path, damage: str) -> None:
-    """Whether the store had it open or not; pages stay, and so does the quota."""
+    """It does not matter whether the store had it open. The pages stay, and so does the quota."""
     store = make(tmp_path, *range(FITS))
     path = tmp_path / "l3" / f"v{VERSION}" / "index.db"
     contents = {"rubbish": b"not an index " * 999, "zeros": bytes(4096), "other": b""}

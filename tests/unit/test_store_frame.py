@@ -29,7 +29,7 @@ def test_a_page_comes_back_whole(payload: bytes, key: bytes) -> None:
 
 
 def test_the_layout_is_fixed() -> None:
-    """Another process, release or hash seed reads the same bytes (handed case 51)."""
+    """Another process, release or hash seed writes and reads the same bytes (rule 32)."""
     framed = pack(KEY, b"abc", PARENT)
     assert framed[:8] == b"hPKV\x02\x00\x00\x00"
     assert framed[8:80] == KEY + PARENT + struct.pack("<Q", 3)
@@ -90,7 +90,7 @@ def test_each_damage_has_its_reason() -> None:
 
 
 def test_a_page_of_zeros_is_not_a_page() -> None:
-    """What a file system may leave after a power loss."""
+    """A file system may leave such a file after a power loss."""
     assert reason_of(bytes(HEADER_BYTES + len(PAYLOAD))) is Reason.CORRUPTED
 
 

@@ -1,4 +1,4 @@
-"""Store URLs: what is wrong with one is said at once, nothing is contacted, no secret is shown."""
+"""Store URLs: a fault of a URL is reported at once, nothing is contacted, and no secret is shown."""
 
 from __future__ import annotations
 

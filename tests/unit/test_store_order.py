@@ -1,5 +1,5 @@
-"""The writing side of the worker: in which order things reach the store, what a hung store costs, and that no
-page stays a miss for ever."""
+"""The writing side of the worker: the order in which changes reach the store, what a hung store costs, and
+that no page stays a miss for ever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BREAKER = BreakerConfig(failures=3, open_s=5.0)
 
 
 class Told(ScriptedStore):
-    """Writes down every change in the order in which it comes. gate: closed while puts have to wait."""
+    """Notes every change in the order in which it arrives. gate: while it is closed, puts wait."""
 
     def __init__(self, *numbers: int) -> None:
         super().__init__(*numbers)
@@ -51,7 +51,8 @@ class Told(ScriptedStore):
 
 
 class LruServer(Told):
-    """As a server that evicts by itself: the page written or touched longest ago goes first."""
+    """Behaves like a server that evicts by itself: the page that was written or touched longest ago goes
+    first."""
 
     def __init__(self, pages: int) -> None:
         super().__init__()
@@ -112,7 +113,8 @@ def test_what_was_submitted_first_is_done_first(make: Any) -> None:
 
 
 def test_a_server_that_evicts_by_itself_loses_a_touched_chains_tail_first(make: Any) -> None:
-    """With the touch before the puts it lost the root first, and with it all the rest."""
+    """If the touch came before the puts, the server would lose the root first, and with it the use of all the
+    rest."""
     store = LruServer(pages=10)
     h = make(store)
     store.gate.clear()
@@ -150,7 +152,7 @@ def test_a_chain_longer_than_the_folder_can_be_reused_as_far_as_it_fits(
 
 
 def test_pages_behind_one_that_was_not_stored_are_not_stored_either(make: Any) -> None:
-    """Nobody could reach them, and others' pages would have to go for them."""
+    """They could not be reached, and other pages would be evicted for them."""
     store = ScriptedStore()
 
     def fail_second(put: bytes) -> None:
@@ -177,7 +179,7 @@ def test_a_page_whose_parent_another_had_stored_is_stored(make: Any) -> None:
 
 
 def test_a_removal_spares_a_page_that_was_put_anew(make: Any) -> None:
-    """It was read damaged; by the time of its removal somebody has replaced it."""
+    """The page was damaged when it was read. By the time of its removal, another writer has replaced it."""
     store = Told(1)
     h = make(store)
     store.pages[key(1)] = b"rubbish"
@@ -199,7 +201,8 @@ def test_a_removal_spares_a_page_that_was_put_anew(make: Any) -> None:
 def test_a_page_with_a_wrong_byte_is_replaced_by_the_next_put(
     make: Any, tmp_path: Path, position: int
 ) -> None:
-    """Read once, missed once; then it is stored anew, whichever byte it was (4 and 5 tell the version)."""
+    """The page is read and missed once, and then stored anew, whichever byte is wrong (bytes 4 and 5 are the
+    version)."""
     h = make(FileStore(tmp_path / "l3", MIN_QUOTA))
     submit_chain(h, 1, 2, 3)
     settle(h)
@@ -214,7 +217,7 @@ def test_a_page_with_a_wrong_byte_is_replaced_by_the_next_put(
 
 
 def test_pages_of_an_older_format_leave_with_their_folder(tmp_path: Path) -> None:
-    """They would take room beside the quota for ever; files that are not ours stay."""
+    """Otherwise they would take room beside the quota for ever. Files of other programs stay."""
     older = tmp_path / "l3" / f"v{VERSION - 1}"
     (older / "ab").mkdir(parents=True)
     (older / "cd").mkdir()
@@ -230,7 +233,7 @@ def test_pages_of_an_older_format_leave_with_their_folder(tmp_path: Path) -> Non
 
 
 def hang(h: Harness) -> None:
-    """The first put hangs, five more wait behind it."""
+    """Make the first put hang, with five more waiting behind it."""
     h.store.gate.clear()
     submit_chain(h, *range(6))
     assert h.store.inside.acquire(timeout=PATIENCE_S)

@@ -1,4 +1,5 @@
-"""The worker over a scripted store: whatever the store does, fetches end right and nothing waits."""
+"""The worker over a scripted store: whatever the store does, every fetch ends as it should and no caller
+waits."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ BREAKER = BreakerConfig(failures=3, open_s=5.0)
 
 @pytest.fixture
 def make() -> Iterator[Any]:
-    """Makes harnesses and checks at the end that every thread of theirs has ended."""
+    """Makes harnesses, and checks at the end that all of their threads have ended."""
     made: list[Harness] = []
 
     def build(*numbers: int, **settings: Any) -> Harness:
@@ -55,7 +56,7 @@ def test_a_whole_chain_comes_verified_in_order(make: Any) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 16])
 @pytest.mark.parametrize("short", [None, 1])
 def test_the_run_ends_before_the_first_absent_page(make: Any, batch: int, short: int | None) -> None:
-    """Never rounded up, never past a hole (handed cases 27, 96, 104)."""
+    """The run is never rounded up and never goes past a hole (rules 11 and 33)."""
     h = make(1, 2, 4, 5, batch_bytes=batch * PAGE)
     h.store.short = short
     fetched = h.fetch("a", 1, 2, 3, 4, 5)
@@ -80,7 +81,8 @@ def damaged(number: int, reason: Reason) -> bytes:
     [Reason.TRUNCATED, Reason.CORRUPTED, Reason.WRONG_KEY, Reason.FOREIGN_VERSION, Reason.WRONG_LENGTH],
 )
 def test_a_bad_page_is_a_counted_miss_and_leaves_the_store(make: Any, reason: Reason) -> None:
-    """Handed case 97. Another format has a place of its own, so a page that tells of one here is damaged."""
+    """A bad page is a miss (rule 33). Pages of other formats have places of their own, so a page here whose
+    header gives another format is damaged."""
     h = make(1, 2, 3)
     h.store.pages[key(2)] = damaged(2, reason)
     fetched = h.fetch("a", 1, 2, 3)
@@ -95,7 +97,7 @@ def test_a_bad_page_is_a_counted_miss_and_leaves_the_store(make: Any, reason: Re
 
 
 def test_a_failed_put_is_not_found_later(make: Any) -> None:
-    """Handed case 96: the third put of five fails."""
+    """The third put of five fails: the run ends before its page (rules 33 and 34)."""
     h = make()
     h.store.before_put = lambda put: fail(Reason.FULL)(put) if put == key(3) else None
     h.put(1, 2, 3, 4, 5)
@@ -104,7 +106,7 @@ def test_a_failed_put_is_not_found_later(make: Any) -> None:
 
 
 def test_many_chains_never_mix(make: Any) -> None:
-    """Handed case 97: fifty sessions through one store, eight at a time."""
+    """Fifty sessions use one store, eight at a time; each gets its own pages (rule 33)."""
     h = make(readers=4, batch_bytes=2 * PAGE)
     chains = {n: range(n * 10, n * 10 + 1 + n % 7) for n in range(50)}
     for numbers in chains.values():
@@ -135,7 +137,7 @@ def test_fetched_runs_are_touched_head_first(make: Any) -> None:
 
 @pytest.mark.parametrize("error", [KeyError("gone"), RuntimeError("boom"), OSError(5, "EIO")])
 def test_any_exception_of_a_store_is_a_miss(make: Any, error: Exception) -> None:
-    """Handed case 101: reads and writes; the worker lives on."""
+    """Both a read and a write that raise are counted, and the worker goes on (rule 37)."""
     h = make(1)
 
     def explode(_: object) -> None:
@@ -170,8 +172,8 @@ def test_a_failure_in_mid_chain_keeps_what_came(make: Any) -> None:
 
 
 def test_a_hung_read_times_out_and_its_late_result_is_dropped(make: Any) -> None:
-    """Handed case 102: the answer comes after the limit; nobody gets it, memory stays reserved until
-    it is there, the next fetch asks anew."""
+    """The answer comes after the time limit (rules 35 and 37). No fetch gets it, its memory stays reserved
+    until it is there, and the next fetch asks the store again."""
     h = make(1, 2, timeout_s=2.0, readers=2)
     release = h.store.hang = threading.Event()
     h.worker.submit_fetch("a", keys(1, 2))
@@ -220,7 +222,7 @@ def test_when_every_thread_is_stuck_nobody_waits_in_vain(make: Any) -> None:
 
 
 def test_stop_takes_what_has_come(make: Any) -> None:
-    """The prefetch policy that takes what is there at admission."""
+    """A prefetch policy may take, at admission, what has arrived by then."""
     h = make(1, 2, batch_bytes=PAGE)
     gate = threading.Event()
     h.store.before_get = lambda asked: gate.wait(PATIENCE_S) if key(2) in asked else None
@@ -240,7 +242,7 @@ def test_stop_takes_what_has_come(make: Any) -> None:
 
 
 def test_a_cancelled_fetch_never_ends_and_gives_its_memory_back(make: Any) -> None:
-    """Handed case 109: cancelled while its first page is being read; the rest is not read at all."""
+    """The fetch is cancelled while its first page is being read. The rest is not read at all (rule 36)."""
     h = make(1, 2, 3, batch_bytes=PAGE)
     release = h.store.hang = threading.Event()
     h.worker.submit_fetch("a", keys(1, 2, 3))
@@ -265,7 +267,7 @@ def test_an_ended_fetch_can_be_cancelled_before_it_is_polled(make: Any) -> None:
 
 
 def test_pages_that_two_fetches_share_are_read_once(make: Any) -> None:
-    """Single flight; also for a fetch that starts in mid-chain."""
+    """This holds for a fetch that starts in the middle of a chain too (rule 36)."""
     h = make(1, 2, 3, 4)
     release = h.store.hang = threading.Event()
     h.worker.submit_fetch("a", keys(1, 2, 3))
@@ -296,7 +298,7 @@ def test_the_first_ones_cancel_takes_nothing_from_the_second(make: Any) -> None:
 
 
 def test_one_bad_page_spares_fetches_that_do_not_want_it(make: Any) -> None:
-    """The batch fails at page 1; the fetch that begins at page 2 still gets its pages."""
+    """The batch fails at page 1. The fetch that begins at page 2 still gets its pages."""
     h = make(1, 2, 3)
     release = h.store.hang = threading.Event()
     h.store.before_get = lambda asked: fail(Reason.DOWN)(asked) if key(1) in asked else None
@@ -320,7 +322,8 @@ def test_an_id_in_use_is_refused(make: Any) -> None:
 
 
 def test_later_fetches_take_no_memory_from_earlier_ones(make: Any) -> None:
-    """Handed case 176: 20 fetches of 10 pages, room for 40: the first four come whole, in order."""
+    """There are 20 fetches of 10 pages and room for 40 pages: the first four get all their pages, in order
+    (rule 36)."""
     h = make(*range(200), max_inflight_bytes=40 * PAGE)
     release = h.store.hang = threading.Event()
     for n in range(20):
@@ -364,7 +367,7 @@ def test_puts_are_dropped_when_the_queue_is_full_and_never_wait(make: Any) -> No
 
 
 def test_what_is_written_is_what_was_given(make: Any) -> None:
-    """Handed case 107: the caller's buffer is used for something else right after."""
+    """The caller uses its buffer for something else right after the put (rule 35)."""
     h = make()
     buffer = bytearray(payload(1))
     h.worker.submit_put(key(1), buffer)
@@ -407,7 +410,7 @@ def test_the_breaker_spares_a_store_that_is_down_and_finds_it_again(make: Any) -
 
 
 def test_a_cancelled_probe_does_not_hold_the_breaker(make: Any) -> None:
-    """Handed case 132: nobody is left to report, yet the next one may probe."""
+    """The cancelled fetch will report no outcome, and yet the next call may probe (rule 38)."""
     h = make(1, timeout_s=2.0, readers=2)
     h.store.before_get = fail(Reason.DOWN)
     for n in range(3):
@@ -452,7 +455,7 @@ def test_absent_and_bad_pages_do_not_open_the_breaker(make: Any) -> None:
 
 
 def test_a_full_store_still_gives_pages_and_takes_them_again_later(make: Any) -> None:
-    """Handed case 111: puts resume once there is room."""
+    """Puts succeed again when there is room (rule 37)."""
     h = make(1)
     h.store.before_put = fail(Reason.FULL)
     h.put(2, 3, 4)

@@ -1,4 +1,5 @@
-"""Grammars: what comes out follows them, whatever else is asked; what cannot be compiled is refused."""
+"""Grammars: outputs follow them, whatever the other settings; a grammar that cannot be compiled is
+refused."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def make(kind: str, spec: Any) -> StructuredOutput:
 
 
 def generate(structured: StructuredOutput, seed: int, **params: Any) -> tuple[str, bool]:
-    """(text, whether the grammar ended it) of random logits."""
+    """The text generated from random logits, and whether the grammar ended it."""
     tokenizer = toy(CHATML)
     sampler = Sampler(V, eos_ids=tokenizer.eos_ids, compiler=compiler())
     sampler.start("a", [1], SamplingParams(structured=structured, seed=seed, **params))
@@ -98,7 +99,8 @@ def test_every_kind_is_followed_with_every_setting(seed: int, params: dict[str, 
 
 
 def test_thousands_of_choices_are_as_good_as_two() -> None:
-    """As rules of the grammar they would exceed the parser's limits, at the second token of the answer."""
+    """As separate rules of the grammar, the choices would exceed the parser's limits at the answer's second
+    token."""
     constraint = compiler().compile(make("choice", [f"option {i}" for i in range(9000)] + ["\x7f"]))
     for byte in b"option 89":
         assert constraint.allowed()[byte]
@@ -237,7 +239,7 @@ def test_good_and_bad_grammars_are_told_apart(checked: GrammarChecker) -> None:
 def test_a_hostile_schema_is_stopped_and_the_next_one_is_checked(
     checked: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forty intersected patterns: minutes and gigabytes when compiled without limits."""
+    """Forty intersected patterns would take minutes and gigabytes if they were compiled without limits."""
     monkeypatch.setattr(checker, "MAX_WALL_S", 2.0)
     patterns = [{"type": "string", "pattern": f"^.*a{{{i}}}.*$"} for i in range(1, 40)]
     with pytest.raises(InputError, match="simplify"):
@@ -265,7 +267,7 @@ def test_logits_that_leave_nothing_the_grammar_allows_are_an_error() -> None:
 
 
 def test_a_grammar_that_passes_the_check_and_fails_in_a_late_step_ends_its_own_row() -> None:
-    """The library's own limit, at a token that no check reaches."""
+    """The grammar exceeds the library's own limit at a token that no check reaches."""
     structured = make("regex", "[b-c]{60}((a{1,100}){1,100}){1,100}")
     compiler().check(structured)
     sampler, alone = Sampler(V, compiler=compiler()), Sampler(V)
@@ -286,7 +288,8 @@ def test_a_grammar_that_passes_the_check_and_fails_in_a_late_step_ends_its_own_r
 
 
 def test_a_request_that_brings_its_grammar_to_its_limits_harms_no_other_with_the_same_one() -> None:
-    """Copies of a compiled grammar share the library's lexer, and with it its failure."""
+    """Copies of a compiled grammar share the library's lexer, so a failure of the lexer would hit them
+    all."""
     structured = make("regex", "[b-c]{60}((a{1,100}){1,100}){1,100}")
     own = Compiler(Vocabulary.of(toy(CHATML), V))
     bad, before = own.compile(structured), own.compile(structured)

@@ -1,4 +1,4 @@
-"""Schemas as pydantic writes them: what they allow comes out, and pydantic itself reads it back."""
+"""Schemas as pydantic writes them: outputs follow them, and pydantic itself reads the outputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compiler() -> Compiler:
 
 
 def takes(schema: Any, text: str) -> bool:
-    """Whether the whole text, and an end after it, follow the schema."""
+    """Whether the grammar of the schema allows the whole text and an end after it."""
     constraint = compiler().compile(StructuredOutput("json_schema", json.dumps(schema)))
     for byte in text.encode():
         if not constraint.allowed()[byte]:
@@ -112,7 +112,7 @@ def test_names_and_values_are_no_keywords() -> None:
 
 
 def test_a_pattern_that_looks_around_leaves_the_other_branches() -> None:
-    """As earlier versions of pydantic write a Decimal."""
+    """Earlier versions of pydantic write a Decimal in this way."""
     text = {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}
     assert takes({"anyOf": [{"type": "number"}, text]}, "12.5")
     assert not takes({"anyOf": [{"type": "number"}, text]}, '"x"')

@@ -1,4 +1,5 @@
-"""Grammars on vocabularies that put a blank before a prompt: a forced text is no prompt and gets none."""
+"""Grammars with vocabularies whose tokenizer puts a blank before a prompt: a forced text is no prompt, so it
+gets no blank."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def checker(tokenizer: Tokenizer) -> Iterator[GrammarChecker]:
 
 
 def says(tokenizer: Tokenizer, structured: StructuredOutput, seed: int) -> str:
-    """The output of random logits under the grammar, which has to end."""
+    """The output from random logits under the grammar; the grammar has to end it."""
     compiler = Compiler(Vocabulary.of(tokenizer, tokenizer.size))
     sampler = Sampler(tokenizer.size, eos_ids=tokenizer.eos_ids, compiler=compiler)
     sampler.start("a", [1], SamplingParams(structured=structured, seed=seed))

@@ -14,7 +14,7 @@ from tests.support.traces import write_lines
 
 
 def chat(number: int, parent: int = -1, at: float = 0.0, blocks: int = 2, **changes: Any) -> dict[str, Any]:
-    """As the data set's README shows a line."""
+    """A line in the form that the data set's README shows."""
     return {
         "chat_id": number, "parent_chat_id": parent, "timestamp": at, "input_length": 16 * blocks - 5,
         "output_length": 7, "type": "text", "turn": 1, "hash_ids": list(range(blocks)),
@@ -40,7 +40,7 @@ def test_chats_become_sessions(tmp_path: Path) -> None:
 
 
 def test_a_block_is_its_hash_and_all_before_it(tmp_path: Path) -> None:
-    """Hashes are of single blocks: the same one after other blocks is another block."""
+    """Hashes are of single blocks, so the same hash after other blocks is another block."""
     rows = [chat(1, hash_ids=[5, 6]), chat(2, hash_ids=[9, 6]), chat(3, blocks=3, hash_ids=[5, 5, 6])]
     found = [request.blocks.tolist() for request in open_trace(write_lines(tmp_path / "q.jsonl", rows))]
     assert found == [[0, 1], [2, 3], [0, 4, 5]]

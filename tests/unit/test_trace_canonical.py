@@ -1,4 +1,4 @@
-"""Our own trace format: nothing is lost, nothing half-written, and what contradicts itself is named."""
+"""Our own trace format: nothing is lost, no file is half-written, and a contradiction is named."""
 
 from __future__ import annotations
 

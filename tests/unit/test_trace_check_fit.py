@@ -75,7 +75,7 @@ def test_a_planted_session_is_measured_where_it_is_used(tmp_path: Path) -> None:
         row(13, 1, tokens=400, parent=3, keep=5, inp="r", api=0.5),  # its tool step: 80 fresh, 1 s
         row(20, tokens=1300, parent=2, keep=2, inp="ckru", api=1.0),  # reset
         row(30, tokens=640, parent=5, keep=2, inp="u", api=None),  # compaction
-        row(32, tokens=704, parent=6, keep=10, inp="u", api=1.0),  # after an answer that nobody timed
+        row(32, tokens=704, parent=6, keep=10, inp="u", api=1.0),  # after an answer that was not timed
     ]
     lines = [session(rows), session([row(tokens=200000)], id="t", tool_tokens=72)]
     found = fit_agents(write_lines(tmp_path / "c.jsonl", lines), Report())
@@ -97,7 +97,8 @@ def test_a_planted_session_is_measured_where_it_is_used(tmp_path: Path) -> None:
 
 
 def test_a_lognormal_quantity_is_found_and_another_is_not(tmp_path: Path) -> None:
-    """Planted: outputs lognormal with median 300 and sigma 1.2, first contexts of two sizes."""
+    """The sessions are made with lognormal outputs of median 300 and sigma 1.2, and with first contexts of
+    two sizes."""
     random = np.random.default_rng(2)
     lines = []
     for n in range(300):
@@ -138,7 +139,7 @@ def test_bad_session_lines(tmp_path: Path) -> None:
 
 
 def test_the_recorded_sessions_fitted() -> None:
-    """The numbers docs/traces.md states."""
+    """The fit gives the numbers that docs/traces.md states."""
     found = fit_agents(shared("cc_weka_sessions_b64.jsonl.gz"), Report())
     fit, params = found["fit"], found["params"]
     assert fit["steps"] == {

@@ -1,4 +1,4 @@
-"""`hotprefix trace`: what stands on stdout, what on stderr, which exit status."""
+"""`hotprefix trace`: what it writes to stdout and to stderr, and its exit status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Trace = Callable[..., Done]
 
 @pytest.fixture
 def trace(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Trace:
-    """Runs the command line as a shell would: arguments in, exit status, both streams."""
+    """Runs the command as a shell would: takes arguments, returns the exit status and both streams."""
     root = typer.Typer()
     root.add_typer(app, name="trace")
     monkeypatch.setattr(cli, "app", root)

@@ -1,4 +1,5 @@
-"""Files that hold no lines of a trace, or hold them in disguise: told by name, and no request is lost."""
+"""Files that hold no lines of a trace are named for what they are; in files that hold them in an unusual
+form, no request is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of published formats: what they make of good lines, and what they say about bad ones."""
+"""Readers of published formats: what they read from good lines, and their messages about bad ones."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def azure(tmp_path: Path, *lines: str, **options: Any) -> list[tuple[int, int, f
 def test_azure_has_seven_digits_and_no_zone(
     tmp_path: Path, zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Handed cases 166 and 167: the last digit counts, and a clock change where we are does not."""
+    """The seventh digit counts, and a change of the local clock does not reorder requests (rule 62)."""
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     rows = ["2023-03-26 01:59:59.9999999,4808,10\r", "2023-03-26 03:00:00.0000001,3180,8\r"]
@@ -303,7 +303,8 @@ def test_another_model_shares_nothing(tmp_path: Path) -> None:
 
 
 def test_who_waits_for_whom(tmp_path: Path) -> None:
-    """A sub-agent starts from the main agent's latest request that had ended, else from its latest."""
+    """A sub-agent starts after the main agent's latest request that had ended or, if none had, after its
+    latest request."""
     rows = [
         row(0, api=2.0), row(5, api=10.0), row(6, 1, api=1.0), row(9, 1, api=None), row(20, 0), row(20.5, 2),
         row(21, 1), row(22, 2, api=1.0), row(22.5, 2),

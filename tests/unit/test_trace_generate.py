@@ -1,4 +1,5 @@
-"""Generators: the same trace everywhere for a seed, and the situation each one promises."""
+"""Generators: a seed gives the same trace everywhere, and each generator makes the situation that it
+promises."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_a_prompt_without_blocks_is_cold() -> None:
 
 
 def test_agreement_with_a_plain_set() -> None:
-    """Against the rule written out block by block, on random chains."""
+    """On random chains, the result equals that of the rule written out block by block."""
     random = np.random.default_rng(5)
     seen: set[int] = set()
     firsts: list[int] = []

@@ -20,7 +20,7 @@ from hotprefix.lab.trace.published import PUBLISHED, Published, State, check
 
 
 def request(t: float, ids: list[int], **changes: Any) -> dict[str, Any]:
-    """As a file of the project at commit 94f6046 has one."""
+    """A request in the form of the project's files at commit 94f6046."""
     return {
         "t": t, "type": "n", "model": "opus", "in": 64 * len(ids) + 9, "out": 5, "hash_ids": ids,
         "input_types": ["text"], "output_types": ["text"], "stop": "tool_use", "api_time": 2.5,
@@ -57,7 +57,8 @@ ROWS = [
 
 
 def test_prompts_become_what_they_keep_and_what_is_new() -> None:
-    """A prompt keeps from the latest earlier one that shares most with it: the last row from the first."""
+    """A prompt keeps blocks of the earlier prompt that shares most with it (of equals the latest). Here the
+    last row keeps blocks of the first."""
     found = as_session(json.dumps(FIRST).encode())
     assert found["rows"] == ROWS
     assert [found[name] for name in ("id", "models", "block_size", "tool_tokens", "system_tokens")] == [

@@ -1,4 +1,4 @@
-"""The published traces, counted: what an endless cache would reuse of each."""
+"""What an endless cache would reuse of each published trace, counted."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_mooncake(
     ],
 )
 def test_coding_agents(assumed: Assumed, blocks: int, reused: int) -> None:
-    """Within sessions 96.34 % of blocks. The file's own `keep` sums to 90,859,688; 3,065 blocks of 16 rows
-    are kept from a prompt of another model, and no cache can serve those. With answers, 42,213 partial last
-    blocks have an id too: those an answer completes."""
+    """Within sessions 96.34 % of blocks are reused. The file's own `keep` sums to 90,859,688; of these, 3,065
+    blocks of 16 rows are kept from a prompt of another model, and no cache can serve those. With answers,
+    42,213 partial last blocks have an id too: those that an answer completes."""
     found = info(open_trace(shared(AGENTS), assumed=assumed))
     assert (found.requests, found.sessions, found.blocks) == (49334, 710, blocks)
     assert (found.input_tokens, found.output_tokens) == (6_037_445_403, 21_709_920)

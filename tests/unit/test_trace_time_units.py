@@ -1,4 +1,4 @@
-"""The unit of time stamps is checked in every line: what can only be another unit is refused."""
+"""The unit of timestamps is checked in every line: a number that can only be of another unit is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_stamp_of_another_unit_is_refused(
 
 
 def test_relative_times_may_grow_past_what_would_be_unix_time(tmp_path: Path) -> None:
-    """A month in ms passes 10^9 after twelve days, step by step, also if a little unordered."""
+    """A month in ms passes 10^9 after twelve days, step by step. It may do so a little out of order."""
     days = [0, 3, 6, 11, 12, 11.9, 14, 20, 30]
     found = arrivals(tmp_path, *(int(day * DAY_MS) for day in days))
     assert found == [86400.0 * day for day in sorted(days)]

@@ -1,4 +1,4 @@
-"""The prefix tree's rules by example: matches, splits, pins, victims, and what eviction costs."""
+"""The prefix tree's rules by example: matches, splits, pins, the order of eviction and its cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NS = Namespace()
 
 
 class Cache:
-    """A tree with pages of four equal tokens: "abc" are three pages."""
+    """A tree with pages of four equal tokens: "abc" stands for three pages."""
 
     def __init__(self, eviction: Eviction = Eviction.LRU) -> None:
         self.tree = PrefixTree(4, POLICIES[eviction])
@@ -85,7 +85,7 @@ def test_a_difference_at_any_token_ends_the_match_before_its_page(differs: int) 
 
 
 def test_a_match_ends_at_the_first_page_that_is_missing() -> None:
-    """Handed case 27: the third page has the same tokens in another chain; that is another page."""
+    """The third page has the same tokens as one in another chain, but is another page (rule 11)."""
     c = Cache()
     c.save("abc")
     c.save("axc")
@@ -95,7 +95,7 @@ def test_a_match_ends_at_the_first_page_that_is_missing() -> None:
 
 
 def test_keys_shorter_than_a_page_leave_no_node() -> None:
-    """Handed case 26."""
+    """Only complete pages are indexed (rule 8)."""
     tree = PrefixTree(64, Policy(lru))
     for n in (1, 63, 64, 65):
         handle = tree.pin_root(NS)
@@ -126,7 +126,7 @@ NAMESPACES = [
 
 
 def test_no_two_namespaces_share() -> None:
-    """Handed cases 12 and 14: adapter, version, salt and model are fields, not one string."""
+    """Adapter, version, salt and model are fields, not one string (rule 13)."""
     c = Cache()
     for space in NAMESPACES:
         assert c.hit("abc", space) == 0
@@ -174,7 +174,8 @@ def test_two_pins_need_two_unpins() -> None:
 
 
 def test_counts_hold_through_ten_thousand_random_operations() -> None:
-    """Handed case 59: evictable pages went negative after a split. The property tests check the pages too."""
+    """A split must not make the number of evictable pages negative (rule 6). The property tests check the
+    pages too."""
     rng = random.Random(59)
     c, pins = Cache(), []
     for _ in range(10_000):
@@ -196,7 +197,7 @@ def test_counts_hold_through_ten_thousand_random_operations() -> None:
         assert c.tree.nodes == len(nodes)
 
 
-# -- who goes first -------------------------------------------------------------------------------
+# -- order of eviction -----------------------------------------------------------------------------
 
 
 def test_exactly_as_many_pages_as_asked_from_the_tail() -> None:
@@ -210,7 +211,8 @@ def test_exactly_as_many_pages_as_asked_from_the_tail() -> None:
 
 
 def test_the_deepest_page_of_a_chain_goes_first_every_time() -> None:
-    """Handed case 56: with one time stamp for all pages of a request the victim was arbitrary."""
+    """All pages of a request are equally recent; the tail still goes first, not an arbitrary page (rule
+    15)."""
     for _ in range(200):
         c = Cache()
         c.save("abc")
@@ -222,7 +224,7 @@ def test_the_deepest_page_of_a_chain_goes_first_every_time() -> None:
 def test_a_chain_saved_in_several_chunks_goes_from_its_end(
     chunks: tuple[str, ...], eviction: Eviction
 ) -> None:
-    """Handed case 57."""
+    """The tail of the last chunk goes first, although earlier chunks were saved earlier (rule 15)."""
     c = Cache(eviction)
     handle = c.tree.pin_root(NS)
     for chunk in chunks:
@@ -260,7 +262,7 @@ def test_an_unmatched_suffix_gains_nothing_from_a_touch() -> None:
 
 
 def test_a_parent_is_never_older_than_its_children() -> None:
-    """Only the deepest node is written on a use; what it says flows up when it goes."""
+    """A use is written to the deepest node only. Its recency passes to the parent when the node goes."""
     c = Cache()
     c.save("ab")
     c.save("x")
@@ -290,7 +292,7 @@ def test_a_parent_takes_over_the_importance_of_what_left_it() -> None:
 
 
 def test_a_parent_takes_over_the_recency_of_what_left_it() -> None:
-    """Pages of a failed step are taken back; that the prefix was used remains."""
+    """Pages of a failed step are taken back. The use of the prefix above them remains."""
     c = Cache()
     c.save("a")
     c.save("x")
@@ -356,7 +358,8 @@ def test_priority_lets_the_pages_of_unimportant_requests_go_first() -> None:
 
 @pytest.mark.parametrize("eviction", [Eviction.LFU, Eviction.SLRU])
 def test_prefilling_in_chunks_makes_nothing_hotter(eviction: Eviction) -> None:
-    """Publishing is not a use by others; nor does one adopter count twice for a page."""
+    """Publishing does not count as a use, and one request that takes pages in pieces counts once for each
+    page."""
     c = Cache(eviction)
     c.save("x")
     c.use("x")

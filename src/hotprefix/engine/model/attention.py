@@ -1,8 +1,9 @@
 """Paged attention in plain torch. Owns: the reference that native kernels must agree with.
 
-Rules: no loop over pages or tokens; KV is gathered by slot index. Requests with one new token go
-through one padded call; a longer chunk gets a call of its own, so padding never multiplies a long
-chunk by the batch. Padding repeats a request's own last position and is masked.
+Rules: no loop over pages or tokens; KV is gathered by slot index (the row of a position in the KV pool). All
+requests with one new token go through one padded call; a longer chunk gets a call of its own, so that padding
+never makes a whole batch as long as its longest chunk. Padding repeats a request's own last position and is
+masked.
 """
 
 from __future__ import annotations

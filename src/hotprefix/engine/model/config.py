@@ -1,8 +1,8 @@
 """What is computed. Owns: `ModelConfig`, the shape of a decoder, and `RopeConfig`, its rotary embedding.
 
-Rules: frozen; every value that the forward pass depends on is here and checked, whichever file it comes
-from (`hf_config.py`, `gguf_config.py`). What we cannot compute exactly is refused with ModelLoadError,
-never approximated.
+Rules: frozen. Every value that the forward pass depends on is here and is checked, whichever file it comes
+from (`hf_config.py`, `gguf_config.py`). A model that cannot be computed exactly is refused with
+ModelLoadError, never approximated.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: kind is one of ROPE_KINDS; factor, original_positions (tokens) and the rest mean what
-    the kind's paper calls them. attention_factor multiplies cos and sin. truncate: yarn rounds the borders of
-    its ramp to whole dimensions."""
+    """A rotary embedding. Fields that are not listed here mean what the kind's paper means by them (rope.py).
+
+    kind: one of ROPE_KINDS.
+    original_positions: tokens.
+    truncate: whether yarn rounds the borders of its ramp to whole dimensions.
+    attention_factor: multiplies cos and sin.
+    """
 
     theta: float = 10000.0
     kind: str = "default"
@@ -69,7 +73,8 @@ _REFUSED_ROPES["su"] = _REFUSED_ROPES["longrope"]
 
 
 def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
-    """What yarn multiplies cos and sin by, if a model does not say it (arXiv 2309.00071, section 3.4)."""
+    """The factor by which yarn multiplies cos and sin if a model gives none (arXiv 2309.00071, section
+    3.4)."""
 
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -79,9 +84,13 @@ def yarn_attention_factor(factor: float, mscale: float = 0.0, mscale_all_dim: fl
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of one decoder. windows[i]: attention window of layer i in tokens (None = full).
-    rope_layers[i]: whether layer i rotates q and k. max_positions: longest context, tokens.
-    tied_embeddings: what the files say; the head that is in the weights is used whatever it says."""
+    """Shape of one decoder.
+
+    max_positions: longest context, tokens.
+    windows[i]: attention window of layer i in tokens; None: full attention.
+    rope_layers[i]: whether layer i rotates q and k.
+    tied_embeddings: what the files say. If the weights hold a head it is used, whatever the files say.
+    """
 
     family: str
     vocab_size: int

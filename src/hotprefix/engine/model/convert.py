@@ -1,10 +1,10 @@
 """GGUF files turned into safetensors once. Owns: the conversion cache and its validity rules.
 
-Rules: one weight file and one record per (GGUF file with all its parts, dtype). A weight file counts
-only if its SHA-256 is the recorded one, so neither a torn write nor a flipped bit is ever loaded;
-anything else is rebuilt. The record also says where the GGUF file keeps its quantised blocks; what they
-hold is proved against the weights when they are packed. Without a usable cache folder the model loads
-straight from the GGUF file, with a warning.
+Rules: there is one weight file and one record for each pair of a GGUF file (with all its parts) and a dtype.
+A weight file is used only if its SHA-256 is the recorded one, so neither a torn write nor a flipped bit is
+ever loaded; otherwise it is made again. The record also says where the GGUF file keeps its quantised blocks;
+their values are compared with the weights when they are packed. If the cache folder cannot be used, the model
+is loaded straight from the GGUF file, with a warning.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hotprefix.userdir import default_cache_dir
 
 log = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
-_FORMAT = 2  # to be raised whenever the same file would be converted to other numbers
-_NAMES = 1  # of records: kept, so that a new format replaces what an old one left behind
+_FORMAT = 2  # raise it whenever the same file would be converted to other numbers
+_NAMES = 1  # part of a record's name; it stays the same, so that a new format replaces an old one's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ def load_gguf(
 
 
 def _record(path: Path, cache_dir: Path | None, dtype: torch.dtype) -> Path:
-    """The key is the file's place, not its state: a changed file replaces its old conversion."""
+    """Where the record of a file is. Its name follows from the file's path, not from its content, so the
+    conversion of a changed file replaces the old one."""
     folder = (cache_dir or default_cache_dir()) / "models"
     return folder / f"{store.digest(_NAMES, str(path.resolve()), str(dtype))[:32]}.json"
 
@@ -88,7 +89,8 @@ def _valid_content(files: Sequence[Path], record: Path, target: Path) -> str | N
 
 
 def _identity(files: Sequence[Path]) -> list[Any]:
-    """What a conversion was made from and how; all that changes its numbers but its dtype."""
+    """Everything, except the dtype, that decides which numbers a conversion gives: the files and the
+    format."""
     return [_FORMAT, *(store.identity(file) for file in files)]
 
 

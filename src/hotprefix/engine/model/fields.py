@@ -1,9 +1,11 @@
-"""Strict reading of a configuration. Owns: `Fields`, and what is said of a key that nobody reads.
+"""Strict reading of a configuration. Owns: `Fields`, and the message about a key that is not read.
 
-Rules: whoever reads a configuration takes its values through one `Fields`, which remembers them, and ends
-with `finish`: a key that was neither read nor is known to be harmless is refused by its name and value. So
-a key that changes what a model computes cannot be overlooked. A key whose value is null counts as absent.
-Values are of the type asked for, never converted from a text; a wrong one is a ModelLoadError.
+Rules:
+1. A reader takes all values of a configuration through one `Fields`, which remembers the keys that were read,
+   and ends with `finish`. A key that was not read, and is not known to be harmless, is refused by its name
+   and value. So a key that changes what a model computes cannot be overlooked.
+2. A key whose value is null counts as absent.
+3. A value must be of the type asked for; text is never converted. A wrong value is a ModelLoadError.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _SHOWN, _MOST_SHOWN = 100, 3
 
 
 class Fields:
-    """The keys of `raw`; where: what messages call it (a file, or a file and a key)."""
+    """The keys of `raw`. where: what messages call `raw` (a file, or a file and a key)."""
 
     def __init__(self, raw: Any, where: str) -> None:
         if not isinstance(raw, Mapping):
@@ -28,24 +30,25 @@ class Fields:
         self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
-        """Whether the key is there, be it null; does not count as reading it."""
+        """Whether the key is there, even with the value null. This does not count as reading it."""
         return key in self._raw
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it is; `default` if it is absent or null."""
+        """The value as it is; `default` if the key is absent or null."""
         self._read.add(key)
         value = self._raw.get(key)
         return default if value is None else value
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number; without a default the key must be there."""
+        """A whole number. The key must be there if no default is given."""
         value = self._needed(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(key, "a whole number")
         return value
 
     def number(self, key: str, default: float | None = None, above: float | None = None) -> float:
-        """A finite number, greater than `above`; without a default the key must be there."""
+        """A finite number, greater than `above` if that is given. The key must be there if no default is
+        given."""
         value = self._needed(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.wrong(key, "a finite number")
@@ -79,8 +82,12 @@ class Fields:
     def finish(
         self, harmless: Collection[str] = (), only: Mapping[str, tuple[Any, ...]] | None = None
     ) -> None:
-        """Refuse every key that was not read. harmless: keys that change no number whatever their value;
-        one that ends in * names all that start so. only: keys that change no number at these values."""
+        """Refuse every key that was not read, with a ModelLoadError.
+
+        harmless: keys that change no number, whatever their value. A name that ends in * stands for all keys
+        that begin with it.
+        only: keys that change no number at the given values.
+        """
         only = only or {}
         starts = tuple(key[:-1] for key in harmless if key.endswith("*"))
         unknown = []

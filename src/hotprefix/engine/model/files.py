@@ -1,7 +1,8 @@
 """Which files a model name means. Owns: `resolve_model` and the default model.
 
-Rules: a name is a path (directory or .gguf file), the word "default", or a Hugging Face hub id; paths
-win. Resolving never loads weights and imports neither torch nor the package the default lives in.
+Rules: a name is a path (directory or .gguf file), the word "default", or a Hugging Face hub id; if a path of
+that name exists, it is a path. Resolving never loads weights, and imports neither torch nor the package that
+contains the default model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """name: what to call the model to clients. path: a Hugging Face directory or a GGUF file."""
+    """Where a model is.
+
+    name: the model's name for clients.
+    path: a Hugging Face directory, or a GGUF file.
+    """
 
     name: str
     kind: Literal["hf", "gguf"]

@@ -1,8 +1,8 @@
 """The decoder's forward pass. Owns: `Decoder`, the one computation all supported families share.
 
-Rules: per layer all new KV is written before attention reads any, so a request may read pages that
-another one computes in the same step. Nothing here loops over tokens, requests or pages. QKV and
-gate-up are one matrix each. Activations keep the model's dtype; logits leave as float32.
+Rules: in each layer all new KV is written before attention reads any, so a request may read pages that
+another request computes in the same step. Nothing here loops over tokens, requests or pages. Q, K and V are
+one matrix, and so are gate and up. Activations have the model's dtype; logits are float32.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hotprefix.errors import ModelLoadError
 log = logging.getLogger(__name__)
 _PARTS = ("weight", "bias")
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-_HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # follow from the config
+_HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")  # computed from the config
 
 
 class Decoder:
-    """A loaded model. Not thread-safe only in that two passes must not share a KV pool."""
+    """A loaded model. Several threads may run passes at once, if each has a KV pool of its own."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class Decoder:
         device: torch.device,
         blocks: BlockSource | None = None,
     ) -> None:
-        """blocks: keep quantised copies for small steps, where `ops` reads their form."""
+        """blocks: the source of quantised copies for small steps; they are kept if `ops` can read their
+        form."""
         self.config, self.dtype, self.device = config, dtype, device
         self._ops = ops
         take = _Taker(weights, ops, dtype, device, blocks)
@@ -66,8 +67,11 @@ class Decoder:
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, pool: KVPool, keep: Tensor | None = None) -> Tensor:
-        """Write the batch's KV and return the final-normed states [K, hidden] of the rows in `keep`, int64[K]
-        ascending; None = all T. The others are not computed past the last layer's keys and values."""
+        """Write the batch's KV and return the states after the final norm, [K, hidden].
+
+        keep: int64[K], ascending: the rows whose states are wanted; None: all T. Of the other rows nothing is
+        computed after the last layer's keys and values.
+        """
         cos, sin = self._rope(batch.positions)
         residual = self._embedding.index_select(0, batch.token_ids)
         if self._stack is not None:
@@ -105,7 +109,8 @@ class Decoder:
 
 
 def _head_name(config: ModelConfig, weights: Weights) -> str:
-    """The tensor of the output head. A head in the weights is used whatever the config says of it."""
+    """The name of the output head's tensor. If the weights hold a head it is used, whatever the config
+    says."""
     if _HEAD not in weights:
         if not config.tied_embeddings:
             log.warning(
@@ -118,7 +123,7 @@ def _head_name(config: ModelConfig, weights: Weights) -> str:
         return _HEAD
     head, embedding = weights.get(_HEAD), weights.get(_EMBEDDING)
     if head.dtype == embedding.dtype and torch.equal(head, embedding):
-        return _EMBEDDING  # one copy in memory
+        return _EMBEDDING  # so that there is one copy in memory
     log.warning(
         "the config ties the output head to the embedding (tie_word_embeddings), but the weights "
         "have a different %s: using it",
@@ -128,25 +133,29 @@ def _head_name(config: ModelConfig, weights: Weights) -> str:
 
 
 class _Taker:
-    """Takes tensors out of `weights`, checked for shape, in the wanted precision and place; quantised: how
-    many linears got a quantised copy."""
+    """Takes tensors out of `weights`: checks their shapes, and converts them to the wanted precision and
+    device.
+
+    quantised: how many linear layers got a quantised copy.
+    """
 
     def __init__(
         self, weights: Weights, ops: Ops, dtype: torch.dtype, device: torch.device, blocks: BlockSource | None
     ) -> None:
         self._weights, self._ops, self._dtype, self._device = weights, ops, dtype, device
         self._blocks, self.quantised = blocks, 0
-        self._taken = {_HEAD}  # compared, if not taken
+        self._taken = {_HEAD}  # a head that is not taken was compared with the embedding
 
     def matrix(self, name: str, rows: int, columns: int) -> Tensor:
         return self._take(name, (rows, columns), self._dtype)
 
     def vector(self, name: str, size: int) -> Tensor:
-        """Norm weights: always float32."""
+        """A norm's weights [size], always float32."""
         return self._take(name, (size,), torch.float32)
 
     def linear(self, weights: list[tuple[str, int]], columns: int, biases: list[tuple[str, int]]) -> Any:
-        """The handle of the named [rows, columns] matrices, one below the other, and biases [rows]."""
+        """The handle of one linear layer, made of the named matrices [rows, columns], one below the other,
+        and the named biases [rows]."""
         parts = [self.matrix(name, rows, columns) for name, rows in weights]
         weight = torch.cat(parts) if len(parts) > 1 else parts[0]  # a tied head shares the embedding
         bias = (
@@ -163,7 +172,7 @@ class _Taker:
         return self._ops.prepare_linear(weight, bias)
 
     def all_taken(self) -> None:
-        """Raises ModelLoadError if the weights hold a tensor that the model computed without."""
+        """Raises ModelLoadError if the weights hold a tensor that was not taken: it would not be computed."""
         left = [n for n in self._weights.names() if n not in self._taken and not _HARMLESS.search(n)]
         if left:
             raise ModelLoadError(

@@ -1,8 +1,9 @@
 """GGUF metadata as a model's shape. Owns: `from_gguf`, and the metadata keys that change no number.
 
-Rules: every key under the architecture's own name (`llama.…`) is read here or is in a table below; anything
-else is refused, since llama.cpp looks nowhere else for what it computes. Keys mean what llama.cpp takes them
-for, missing ones too. GGUF does not say in words which parts a model has: the tensors say it.
+Rules: every key under the architecture's own name (`llama.…`) is read here or stands in a table below; any
+other is refused. Keys under other names are ignored, because llama.cpp does not compute by them. A key means
+what llama.cpp takes it for, and so does a missing key. GGUF has no key for some parts of a model (such as
+biases and QK norms): the model has them if their tensors are there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ INTERLEAVED = ("llama", "smollm3")
 _NO_ROPE_INTERVAL = 4
 
 HARMLESS = frozenset({"rope.scaling.finetuned", "attention.layer_norm_epsilon", "pooling_type"})
-# Changes the computation, except at these values.
+# Keys that change the computation, except at these values.
 HARMLESS_AT: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -34,16 +35,16 @@ HARMLESS_AT: Mapping[str, tuple[Any, ...]] = {
     "nextn_predict_layers": (0,),
     "use_parallel_residual": (False,),
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),
-    "rope.scaling.yarn_attn_factor": (1.0,),  # files mean two different things by it
+    "rope.scaling.yarn_attn_factor": (1.0,),  # files use it in two different meanings
     "rope.scaling.yarn_log_multiplier": (0.0,),
 }
 _BETAS = (("fast", 32.0), ("slow", 1.0))
-_PTH_ORDER = "Meta AI original pth"  # rotary pairs as neighbours, as every llama-type file has them
+_PTH_ORDER = "Meta AI original pth"  # rotary pairs are neighbours, as in every llama-type file
 
 
 def from_gguf(meta: Mapping[str, Any], tensors: Container[str]) -> ModelConfig:
-    """ModelConfig of GGUF metadata (`text.gguf_meta.read_metadata`) and the tensors there are, by Hugging
-    Face name. Raises ModelLoadError."""
+    """ModelConfig of GGUF metadata (`text.gguf_meta.read_metadata`). tensors: the Hugging Face names of the
+    tensors in the file. Raises ModelLoadError."""
     family = _family(meta)
     own = {
         key.removeprefix(f"{family}."): value for key, value in meta.items() if key.startswith(f"{family}.")
@@ -93,7 +94,7 @@ def _family(meta: Mapping[str, Any]) -> str:
 
 
 def _one_value(family: str, key: str, value: Any) -> Any:
-    """The value of all layers; a list is fine if it says the same of each."""
+    """The value for all layers. A list with one value for each layer is accepted if all are equal."""
     if not isinstance(value, list):
         return value
     if not value or any(item != value[0] for item in value):
@@ -113,7 +114,8 @@ def _head_dim(fields: Fields, default: int) -> int:
 
 
 def _windows(fields: Fields, family: str, layers: int) -> tuple[int | None, ...]:
-    """Mistral's window, which holds in every layer; of other families a file does not say where it holds."""
+    """The window of each layer. Mistral's holds in every layer. For other families a file does not say in
+    which layers it holds, so a window is refused."""
     window = fields.whole("attention.sliding_window", 0) or None
     if window is not None and family != "llama":
         raise ModelLoadError(
@@ -124,7 +126,8 @@ def _windows(fields: Fields, family: str, layers: int) -> tuple[int | None, ...]
 
 
 def _rope(fields: Fields) -> RopeConfig:
-    """llama.cpp scales linearly if a file gives a factor and no type; a factor of 0 is none."""
+    """The rotary embedding. As in llama.cpp, a factor without a type means linear scaling, and a factor of 0
+    is no factor."""
     legacy = fields.number("rope.scale_linear", 0.0)
     factor = fields.number("rope.scaling.factor", legacy) or 1.0
     kind = fields.text("rope.scaling.type", "linear" if factor != 1.0 else "none")

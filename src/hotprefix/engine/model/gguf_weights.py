@@ -1,9 +1,9 @@
-"""Tensors of a GGUF file, as numbers or as quantised blocks. Owns: its names and row order turned into
-Hugging Face's.
+"""Tensors of a GGUF file, as numbers or as quantised blocks. Owns: turning the file's tensor names and row
+order into Hugging Face's.
 
-Rules: dequantised to float32 exactly as the format defines. llama.cpp stores the query and key rows
-of llama-type models so that rotary pairs are neighbours; we undo that, because our rotation pairs the
-two halves of a head as Hugging Face does.
+Rules: values are dequantised to float32 exactly as the format defines. llama.cpp stores the query and key
+rows of llama-type models so that rotary pairs are neighbours. That is undone here, because our rotation, as
+Hugging Face's, pairs the two halves of a head.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _BLOCK = re.compile(r"blk\.(0|[1-9]\d*)\.(\w+)\.(weight|bias)")
 
 
 class GgufWeights:
-    """`Weights` over a GGUF file, in one part or split; dequantises at each `get`. Raises ModelLoadError."""
+    """`Weights` over a GGUF file of one or several parts; dequantises at each `get`. Raises
+    ModelLoadError."""
 
     def __init__(self, path: Path) -> None:
         metadata = read_metadata(path)
@@ -85,7 +86,7 @@ class GgufWeights:
         return self._names.keys()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every tensor the decoder may want, by Hugging Face name."""
+        """Shape of every tensor that the decoder may ask for, by Hugging Face name."""
         return {
             name: tuple(int(n) for n in reversed(self._tensors[raw][1].shape))
             for name, raw in self._names.items()
@@ -116,7 +117,7 @@ class GgufWeights:
         }
 
     def _heads(self, name: str) -> int:
-        """Heads whose rows the file interleaves; 0: none."""
+        """The number of heads whose rows the file interleaves in this tensor; 0 if it interleaves none."""
         if self._interleaved and ".q_proj." in name:
             return self.config.heads
         return self.config.kv_heads if self._interleaved and ".k_proj." in name else 0
@@ -143,7 +144,7 @@ class GgufBlocks:
 
 
 def _name_map(theirs: Collection[str]) -> dict[str, str]:
-    """Hugging Face's name -> GGUF's, of each of the file's tensors that has one."""
+    """Hugging Face's name -> GGUF's name, for each tensor of the file that Hugging Face has a name for."""
     known = {gguf_name: name for name, gguf_name in _GLOBAL.items()}
     layer = {gguf_name: name for name, gguf_name in _LAYER.items()}
     names = {}

@@ -1,8 +1,8 @@
 """Hugging Face's `config.json`, old and new spellings. Owns: `from_hf`, and the keys that change no number.
 
-Rules: read through `Fields`, so a key that is neither read here nor in the tables below is refused. A
-missing key means what the family's configuration class of `transformers` takes instead, and a test holds
-the two equal. Two keys that say different things about one value are refused.
+Rules: the file is read through `Fields`, so a key that is neither read here nor stands in a table below is
+refused. A missing key means the default of the family's configuration class in `transformers`; a test
+compares the two. If two keys give different values for the same thing, the file is refused.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from hotprefix.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a family computes if `config.json` does not say it. kv_heads None: as many as heads. head_dim
-    None: hidden_size / heads. attention_bias, mlp_bias: whether the keys of these names are read."""
+    """What a family computes if `config.json` does not say it.
+
+    kv_heads: None means as many as heads.
+    head_dim: None means hidden_size / heads.
+    tied: whether the output head is the embedding.
+    attention_bias, mlp_bias: whether the keys of these names are read.
+    """
 
     name: str
     kv_heads: int | None
@@ -44,8 +49,8 @@ HF_FAMILIES = {
 SLIDING, FULL = "sliding_attention", "full_attention"
 _WINDOW_DEFAULT, _FIRST_WINDOW_DEFAULT, _NO_ROPE_INTERVAL = 4096, 28, 4
 
-# How the model was made, is called or saved (its quantisation is read by quantised.py); what training or the
-# way to run it uses; how it is sampled from by default.
+# Keys about how the model was made, named and saved (its quantisation is read by quantised.py), about
+# training and ways to run it, and about default sampling.
 _MADE_AND_NAMED = """
     _name_or_path name_or_path architectures model_type transformers_version transformers.js_config
     _commit_hash torch_dtype dtype is_llama_config unsloth_* pretraining_tp quantization_config
@@ -65,7 +70,7 @@ _SAMPLING = """
     encoder_no_repeat_ngram_size bad_words_ids exponential_decay_length_penalty suppress_tokens
     begin_suppress_tokens remove_invalid_values max_length min_length max_new_tokens"""
 HARMLESS = frozenset(f"{_MADE_AND_NAMED} {_TRAINING_AND_RUNNING} {_SAMPLING}".split())
-# Changes the computation, except at these values.
+# Keys that change the computation, except at these values.
 HARMLESS_AT: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
@@ -89,7 +94,7 @@ HARMLESS_AT: Mapping[str, tuple[Any, ...]] = {
 _FAMILY_HARMLESS: Mapping[str, frozenset[str]] = {
     "llama": frozenset({"max_window_layers"}),
     "mistral": frozenset({"max_window_layers"}),
-    "qwen2": frozenset({"attention_bias"}),  # always biased; the weights must hold the biases
+    "qwen2": frozenset({"attention_bias"}),  # it always has biases, which the weights must hold
     "smollm3": frozenset({"max_window_layers"}),
 }
 _FAMILY_HARMLESS_AT: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
@@ -154,7 +159,7 @@ def _family(fields: Fields) -> Family:
 
 
 def _absent_or_null(fields: Fields, key: str, absent: int | None, null: int) -> int:
-    """A size whose missing key and whose null mean different things."""
+    """A size for which a missing key means `absent`, and a key whose value is null means `null`."""
     return fields.whole(key, null if key in fields or absent is None else absent)
 
 
@@ -178,7 +183,8 @@ def _rope_layers(fields: Fields, family: Family, layers: int) -> tuple[bool, ...
 def _windows(
     fields: Fields, family: Family, layers: int, rope_layers: tuple[bool, ...], positions: int
 ) -> tuple[int | None, ...]:
-    """Llama has no windows; Mistral's holds in every layer; Qwen's and SmolLM3's if it is switched on."""
+    """The window of each layer. Llama has none. Mistral's holds in every layer. Qwen and SmolLM3 have a
+    window if it is switched on, in the layers that the file or the family's rule names."""
     kinds = _layer_kinds(fields, layers)
     window = _window(fields, family)
     if family.name == "llama":
@@ -222,7 +228,7 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
 
 
 def _window(fields: Fields, family: Family) -> int | None:
-    """The window that is switched on, in tokens."""
+    """The window in tokens; None if there is none or it is not switched on."""
     absent = "sliding_window" not in fields and family.name in ("mistral", "qwen2", "qwen3")
     given = absent or fields.get("sliding_window") is not None
     window = fields.whole("sliding_window", _WINDOW_DEFAULT) if given else None
@@ -234,7 +240,7 @@ def _window(fields: Fields, family: Family) -> int | None:
 def _own_kinds(
     fields: Fields, family: Family, layers: int, window: int | None, rope_layers: tuple[bool, ...]
 ) -> list[str]:
-    """The kind of each layer, if `layer_types` does not say it."""
+    """The kind of each layer by the family's own rule, for files without `layer_types`."""
     if family.name == "mistral":
         slides = [True] * layers
     elif family.name == "smollm3":

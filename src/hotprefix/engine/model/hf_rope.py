@@ -1,8 +1,8 @@
 """Rotary embedding in `config.json`. Owns: `read_rope`, for `rope_parameters` (transformers 5) and for
-`rope_scaling` beside `rope_theta` (before).
+`rope_scaling` beside `rope_theta` (before transformers 5).
 
-Rules: a key that the named kind does not use is refused, since it shows that another kind was meant; so are
-two keys that say different things about one value.
+Rules: a key that the named kind does not use is refused, because it shows that another kind was meant. So are
+two keys that give different values for the same thing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _HARMLESS_AT: Mapping[str, tuple[Any, ...]] = {
 
 
 def read_rope(fields: Fields, default_theta: float, positions: int) -> RopeConfig:
-    """The rotary embedding that the fields of a `config.json` describe. default_theta: of the family;
-    positions: the model's, tokens. Raises ModelLoadError."""
+    """The rotary embedding that the fields of a `config.json` describe. default_theta: the family's.
+    positions: the model's longest context, tokens. Raises ModelLoadError."""
     name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     given, other = fields.get("rope_scaling", {}), fields.get("rope_parameters", {})
     if given and other and given != other:
@@ -50,7 +50,8 @@ def read_rope(fields: Fields, default_theta: float, positions: int) -> RopeConfi
 
 
 def _same(first: Fields, first_key: str, second: Fields, second_key: str) -> Any:
-    """The value that two keys may give; None if neither does."""
+    """The value of two keys that mean the same; None if both are absent. Raises ModelLoadError if they
+    differ."""
     one, two = first.get(first_key), second.get(second_key)
     if one is not None and two is not None and one != two:
         raise ModelLoadError(
@@ -70,14 +71,15 @@ def _positions(rope: Fields, original: Any, positions: int) -> int:
 
 
 def _yarn(rope: Fields, factor: float) -> dict[str, Any]:
-    """attention_factor replaces yarn's own formula; attn_factor multiplies it, as in yarn's own code."""
+    """Yarn's values. A key `attention_factor` replaces yarn's own formula; `attn_factor` multiplies its
+    result, as in yarn's own code."""
     attention = rope.get("attention_factor")
     if attention is None:
         mscale, all_dim = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
         attention = yarn_attention_factor(factor, mscale, all_dim) * rope.number("attn_factor", 1.0)
     else:
         attention = rope.number("attention_factor")
-        for key in ("mscale", "mscale_all_dim"):  # said, but without a say
+        for key in ("mscale", "mscale_all_dim"):  # read, but without effect
             rope.get(key)
     return {
         "attention_factor": attention,

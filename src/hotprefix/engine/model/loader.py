@@ -1,8 +1,8 @@
-"""From a model name to a running decoder. Owns: `load_model`, choice of dtype, device and ops.
+"""From a model name to a running decoder. Owns: `load_model`, and the choice of dtype, device and ops.
 
-Rules: a fingerprint covers everything KV depends on: weight content, config (rope included) and
-dtype. The content digest of a Hugging Face directory is remembered by the files' identity (size,
-times, inode), so only the first start reads them twice.
+Rules: a fingerprint covers everything that KV depends on: weight content, config (rope included) and dtype
+(rule 41). The content digest of a Hugging Face directory is remembered by the files' identity (size, times,
+inode), so only the first start reads the files twice.
 """
 
 from __future__ import annotations
@@ -58,9 +58,16 @@ def load_model(
     progress: Progress | None = None,
     decode_weights: str = "auto",
 ) -> LoadedModel:
-    """Load a model. dtype: auto, float32 or bfloat16. decode_weights: auto, dense or quantised, what small
-    steps read (the same numbers; auto = quantised where that is faster). progress(stage, share done) is
-    called now and then. Raises ModelLoadError for the files, ConfigError for the settings."""
+    """Load a model. Raises ModelLoadError for the files, ConfigError for the settings.
+
+    dtype: auto, float32 or bfloat16.
+    device: auto, or a torch device.
+    ops: the arithmetic; None chooses by the device.
+    cache_dir: where conversions and digests are kept; None: the user's cache folder.
+    progress: called now and then as progress(stage, share done).
+    decode_weights: what small steps read: auto, dense or quantised. The numbers are the same; auto takes the
+    quantised copy if that is faster.
+    """
     started = time.monotonic()
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
@@ -87,7 +94,7 @@ def load_model(
 
 
 def choose_device(name: str) -> torch.device:
-    """auto = CUDA where there is one. Raises ConfigError."""
+    """auto: CUDA if there is a CUDA device, else the CPU. Raises ConfigError."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -100,7 +107,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """auto = bfloat16 where the device multiplies it natively. Raises ConfigError."""
+    """auto: bfloat16 if the device multiplies it natively, else float32. Raises ConfigError."""
     if name == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
@@ -113,7 +120,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def choose_ops(device: torch.device) -> Ops:
-    """Native kernels on a CPU where they build, torch elsewhere."""
+    """Native kernels on a CPU if they can be built, else torch."""
     library = build.load() if device.type == "cpu" else None
     return TorchOps() if library is None else NativeOps(library)
 
@@ -121,7 +128,7 @@ def choose_ops(device: torch.device) -> Ops:
 def choose_blocks(
     choice: str, blocks: BlockSource | None, ops: Ops, dtype: torch.dtype
 ) -> BlockSource | None:
-    """The blocks that small steps are to read. Raises ConfigError."""
+    """The blocks that small steps are to read; None: they read the dense weights. Raises ConfigError."""
     if choice not in DECODE_WEIGHTS:
         raise ConfigError(
             f"decode_weights={choice!r}: give {', '.join(DECODE_WEIGHTS)}", param="decode_weights"

@@ -21,7 +21,7 @@ from hotprefix.engine.model.weights import Blocks
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """heads H, kv_heads K, head_dim D of one model's attention."""
+    """The sizes of one model's attention: heads is H, kv_heads is K, head_dim is D."""
 
     heads: int
     kv_heads: int
@@ -35,8 +35,14 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerHandles:
-    """One decoder layer: handles of `Ops.prepare_linear`, float32 norm weights, attention window in tokens
-    (None = full), and whether q and k are rotated."""
+    """One decoder layer.
+
+    qkv, output, gate_up, down: handles of `Ops.prepare_linear`.
+    input_norm, middle_norm: float32 norm weights.
+    q_norm, k_norm: float32 norm weights [D]; None: q and k are not normed.
+    window: attention window in tokens; None: full attention.
+    rotates: whether q and k are rotated.
+    """
 
     qkv: Any
     output: Any
@@ -59,8 +65,8 @@ class Ops(Protocol):
         ...
 
     def linear(self, x: Tensor, handle: Any, out_dtype: torch.dtype | None = None) -> Tensor:
-        """x [T, in] -> x @ weight.T + bias, [T, out], in x's dtype; with out_dtype float32, in that
-        (logits: unrounded where the implementation can, since rounding to bfloat16 makes ties)."""
+        """x [T, in] -> x @ weight.T + bias, [T, out], in x's dtype, or in float32 if that is given (for
+        logits: not rounded to bfloat16 if the implementation can avoid it, because rounding makes ties)."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -84,18 +90,23 @@ class Ops(Protocol):
         v_pool: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        """Split qkv [T, (H + 2K) * D]; RMS-norm each head of q and k where q_norm / k_norm
-        (float32[D]) are given; rotate q and k: with x = (a, b) the two halves of a head,
-        (a*cos - b*sin, b*cos + a*sin), cos and sin float32[T, D/2]; write k and v to rows `slots`
-        (int64[T]) of k_pool and v_pool [pages*P, K, D]. Returns q [T, H, D]. qkv may be overwritten."""
+        """Split qkv, norm and rotate q and k, and write k and v into the pool. Returns q [T, H, D].
+
+        qkv: [T, (H + 2K) * D]; it may be overwritten.
+        cos, sin: float32[T, D/2]. A head x = (a, b) of two halves becomes (a*cos - b*sin, b*cos + a*sin).
+        q_norm, k_norm: float32[D], the weights of an RMS norm over each head before the rotation; None: no
+        norm.
+        k_pool, v_pool: [pages*P, K, D]; token t is written to row slots[t].
+        slots: int64[T].
+        """
         ...
 
     def attention(
         self, q: Tensor, k_pool: Tensor, v_pool: Tensor, batch: Batch, scale: float, window: int | None
     ) -> Tensor:
-        """Causal grouped-query attention over paged KV, `hotprefix.engine.model.attention` being the
-        reference: q [T, H, D], pools [pages*P, K, D] -> [T, H, D]. A token at position p sees the
-        positions j with j <= p and, where window is given, j > p - window."""
+        """Causal grouped-query attention over paged KV: q [T, H, D], pools [pages*P, K, D] -> [T, H, D]. A
+        token at position p sees the positions j with j <= p and, if there is a window, j > p - window. The
+        reference is `hotprefix.engine.model.attention`."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -117,11 +128,15 @@ class Stack(Protocol):
         keep: Tensor | None = None,
         group_of: Sequence[int] = (),
     ) -> Tensor:
-        """residual [T, hidden]: the embedded tokens, overwritten; keys[i] and values[i]: layer i's pool,
-        written at the slots of `batch.of_layer(group_of, i)`; keep: rows whose result is wanted, int64[K]
-        ascending, None = all.
-        Returns the last layer's output after the final norm, [K, hidden]: the same numbers as the
-        operations of `Ops` one by one."""
+        """Run all layers. Returns the last layer's output after the final norm, [K, hidden]: the same numbers
+        as the operations of `Ops` give one by one.
+
+        residual: [T, hidden], the embedded tokens; overwritten.
+        cos, sin: as in `Ops.rope_write`.
+        keys, values: keys[i] and values[i] are layer i's pool, written at the slots of
+        `batch.of_layer(group_of, i)`.
+        keep: int64[K], ascending: the rows whose result is wanted; None: all.
+        """
         ...
 
 
@@ -132,7 +147,7 @@ class StackOps(Protocol):
     def prepare_layers(
         self, layers: Sequence[LayerHandles], final_norm: Tensor, shape: HeadShape, eps: float, scale: float
     ) -> Stack:
-        """Raises ValueError where the layers' shapes do not fit together."""
+        """Raises ValueError if the layers' shapes do not fit together."""
         ...
 
 
@@ -141,14 +156,15 @@ class BlockOps(Protocol):
     """Operations that can read a weight's quantised blocks in small steps."""
 
     def reads_blocks(self, form: str, dtype: torch.dtype) -> bool:
-        """Whether `prepare_quantised` takes blocks of this form (GGUF's name) beside weights of this type."""
+        """Whether `prepare_quantised` takes blocks of this form (GGUF's name for it) with weights of this
+        dtype."""
         ...
 
     def gains_from_blocks(self, dtype: torch.dtype) -> bool:
-        """Whether that makes small steps faster here."""
+        """Whether reading blocks makes small steps faster on this machine."""
         ...
 
     def prepare_quantised(self, weight: Tensor, bias: Tensor | None, blocks: Blocks) -> Any:
-        """As `Ops.prepare_linear`, with the weight's quantised copy beside it: results are the same bits,
-        whichever a step reads. Raises ValueError where the blocks do not mean exactly `weight`."""
+        """As `Ops.prepare_linear`, with a quantised copy of the weight beside it. Results have the same bits,
+        whichever of the two a step reads. Raises ValueError if the blocks do not mean exactly `weight`."""
         ...

@@ -1,10 +1,11 @@
-"""Checkpoints with quantised weights. Owns: `Scheme`, what a config says of them, and `QuantisedWeights`,
-which gives them as numbers.
+"""Checkpoints with quantised weights. Owns: `Scheme`, how a config says that they are quantised, and
+`QuantisedWeights`, which gives them as numbers.
 
-Rules: a weight is value times scale, in float32, and nothing else: what would need more (zero points, packed
-values, rotations) is refused by the method's name. Only weights are affected: activations and KV keep the
-compute dtype, whatever the checkpoint would allow. Formats: block FP8 as DeepSeek-V3 and Qwen3-FP8 publish it
-(`weight_scale_inv` multiplies, in spite of its name), and compressed-tensors' int- and float-quantized.
+Rules: a weight is value times scale, in float32. A method that needs more (zero points, packed values,
+rotations) is refused by its name. Only weights are affected: activations and KV keep the compute dtype,
+whatever the checkpoint would allow. Formats: block FP8 as DeepSeek-V3 and Qwen3-FP8 publish it
+(`weight_scale_inv` multiplies, in spite of its name), and compressed-tensors' int-quantized and
+float-quantized.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FORMATS = ("int-quantized", "float-quantized", "naive-quantized")
 _VALUE_DTYPES = {"float": "F8_E4M3", "int": "I8"}
 _SCALES = ("weight_scale_inv", "weight_scale")
 _SCALE_DTYPES = (*FLOATS, "F8_E8M0")
-# Scales of activations and of KV, which stay unquantised here.
+# Scales of activations and of KV. Both stay unquantised here, so these are not used.
 _UNUSED = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale")
 _INSTEAD = (
     "hotprefix reads 8-bit weights of fp8 and compressed-tensors; give such a checkpoint, an "
@@ -35,8 +36,12 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How weights are quantised. method: its name. value_dtype: of the quantised values, as safetensors
-    calls it. block: rows and columns that share a scale; None: a scale for each row, or one for all."""
+    """How weights are quantised.
+
+    method: the method's name.
+    value_dtype: the dtype of the quantised values, as safetensors calls it.
+    block: how many rows and columns share a scale; None: each row has a scale, or there is one for all.
+    """
 
     method: str
     value_dtype: str
@@ -44,7 +49,8 @@ class Scheme:
 
 
 def read_scheme(directory: Path, raw: Mapping[str, Any]) -> Scheme | None:
-    """What the parsed `config.json` of a directory says; None: not quantised. Raises ModelLoadError."""
+    """How the weights of a directory are quantised by its parsed `config.json`; None: they are not. Raises
+    ModelLoadError."""
     if (directory / "hf_quant_config.json").is_file():
         raise _refused("modelopt", "hf_quant_config.json")
     if raw.get("quantization") is not None:
@@ -106,7 +112,8 @@ def _compressed_tensors(fields: Fields) -> Scheme:
 
 
 def _group(group: Fields) -> Scheme:
-    """One of config_groups. Which modules it targets need not be read: their weights have a scale."""
+    """The scheme of one of `config_groups`. The modules that it targets need not be read: a weight is
+    quantised if it has a scale."""
     weights = Fields(group.get("weights", {}), f"{group.where}, weights")
     kind, bits, strategy = weights.text("type", "int"), weights.whole("num_bits", 8), weights.text("strategy")
     symmetric = weights.flag("symmetric", True)

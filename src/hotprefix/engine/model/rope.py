@@ -16,7 +16,7 @@ from hotprefix.engine.model.config import RopeConfig
 
 
 class RopeTable:
-    """Gives cos and sin for positions. divisors: float32[head_dim / 2] that a GGUF file may carry; they
+    """Gives cos and sin for positions. divisors: float32[head_dim / 2], which a GGUF file may contain; they
     divide the frequencies."""
 
     def __init__(
@@ -49,7 +49,8 @@ def _inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _llama3(inverse: Tensor, rope: RopeConfig) -> Tensor:
-    """Short waves stay, long ones are stretched by `factor`, those between are blended."""
+    """Short waves stay as they are, long ones are stretched by `factor`, and those between are a blend of
+    both."""
     turns = rope.original_positions * inverse / (2 * math.pi)
     keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     keep = keep.clamp(0.0, 1.0)
@@ -57,7 +58,8 @@ def _llama3(inverse: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
-    """Dimensions that turn more than beta_fast times stay, fewer than beta_slow are stretched."""
+    """Dimensions that turn more than beta_fast times within the original context stay as they are; those that
+    turn fewer than beta_slow times are stretched by `factor`; those between are a blend of both."""
 
     def dimension(turns: float) -> float:
         return (
@@ -69,6 +71,6 @@ def _yarn(inverse: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
-        high += 0.001  # a step, not a division by zero
+        high += 0.001  # makes the ramp a step, and avoids a division by zero
     stretch = ((torch.arange(head_dim // 2).float() - low) / (high - low)).clamp(0.0, 1.0)
     return stretch * inverse / rope.factor + (1 - stretch) * inverse

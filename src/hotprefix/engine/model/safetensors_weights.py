@@ -1,8 +1,8 @@
 """Tensors of safetensors files. Owns: reading one file or a sharded set, and writing one file.
 
-Rules: reading maps the files, nothing is copied; writing streams one tensor at a time, so converting
-needs the memory of the largest tensor only. A damaged file is a ModelLoadError; so is a tensor that two
-files hold, since no rule says which is the model's.
+Rules: reading maps the files and copies nothing. Writing streams one tensor at a time, so a conversion needs
+only the memory of the largest tensor. A damaged file is a ModelLoadError. So is a tensor that two files hold,
+because nothing says which of the two is the model's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SafetensorsWeights:
         return self._where.keys()
 
     def dtype(self, name: str) -> str:
-        """The dtype as the file calls it. Raises ModelLoadError."""
+        """The dtype, by the file's name for it. Raises ModelLoadError."""
         return str(self._handle(name).get_slice(name).get_dtype())
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ class SafetensorsWeights:
 
 
 def directory_files(directory: Path) -> list[Path]:
-    """Weight files of a Hugging Face directory: those that the index names, or model.safetensors alone, or
-    (if there is neither) all there are. Raises ModelLoadError."""
+    """Weight files of a Hugging Face directory: the files that its index names. Without an index, only
+    model.safetensors; if that is absent too, all safetensors files. Raises ModelLoadError."""
     index, single = directory / _INDEX, directory / _SINGLE
     if index.is_file():
         files = _indexed(index)
@@ -114,8 +114,8 @@ def write_safetensors(
     dtype: torch.dtype,
     get: Callable[[str], Tensor],
 ) -> None:
-    """Write tensors of the given names and shapes, calling `get` for each in turn: matrices in `dtype`,
-    vectors (norms, biases, divisors of rotary frequencies) in float32."""
+    """Write the tensors of the given names and shapes; `get` is called for each in turn. Matrices are written
+    in `dtype`, vectors (norms, biases, divisors of rotary frequencies) in float32."""
     header: dict[str, Any] = {}
     offset = 0
     for name, shape in shapes.items():

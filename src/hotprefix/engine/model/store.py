@@ -1,7 +1,7 @@
 """The per-user cache on disk. Owns: atomic JSON and file writes into it.
 
-Rules: everything in it can be rebuilt, so a reader treats anything odd as absent; a writer that cannot
-write (no space, no permission) says so once with a warning and the caller goes on without a cache.
+Rules: everything in the cache can be made again, so a reader treats a damaged entry as absent. If writing
+fails (no space, no permission) there is one warning, and the caller goes on without a cache.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import Any, BinaryIO
 
 
 def identity(path: Path) -> list[Any]:
-    """What changes when a file is replaced or written to, without reading it."""
+    """Values that change when a file is replaced or written to (size, times, inode), found without reading
+    it."""
     info = path.stat()
     return [str(path.resolve()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 (hex) over the parts' JSON, which frames and types them."""
+    """SHA-256 (hex) over the parts as JSON, so that parts of different types or lengths never run
+    together."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -35,7 +37,7 @@ def file_sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under `path` complete or not at all. Raises OSError."""
+    """A file to write, which appears under `path` complete or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -49,7 +51,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where it is absent, damaged or no object."""
+    """The object in a JSON file; None if the file is absent, damaged or holds no object."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -58,6 +60,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Atomic write. Raises OSError."""
+    """Write a JSON file, complete or not at all. Raises OSError."""
     with atomic_write(path) as file:
         file.write(json.dumps(value).encode())

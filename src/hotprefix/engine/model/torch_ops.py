@@ -1,7 +1,8 @@
-"""The decoder's arithmetic in torch. Owns: `TorchOps`, used on CUDA and where no native kernels build.
+"""The decoder's arithmetic in torch. Owns: `TorchOps`, used on CUDA and if the native kernels cannot be
+built.
 
-Rules: as in `ops.Ops`; nothing here depends on the model. On a CPU in bfloat16 linear weights are
-repacked once into oneDNN's blocked layout, which saves a reorder at every call.
+Rules: as in `ops.Ops`; nothing here depends on the model. On a CPU in bfloat16, linear weights are repacked
+once into oneDNN's blocked layout, which saves a reordering at every call.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from hotprefix.engine.model.ops import HeadShape
 
 @dataclass(frozen=True, slots=True)
 class LinearHandle:
-    """weight [out, in], plain or oneDNN-packed; bias [out] or None."""
+    """One linear layer.
+
+    weight: [out, in].
+    bias: [out], or None.
+    packed: whether the weight is in oneDNN's layout.
+    """
 
     weight: Tensor
     bias: Tensor | None

@@ -1,7 +1,7 @@
-"""Where tensors come from. Owns: the `Weights` protocol, names as Hugging Face spells them.
+"""Where tensors come from. Owns: the protocols `Weights` and `BlockSource`. Names are Hugging Face's.
 
-Rules: `get` gives a CPU tensor in the file's own precision; it may be a view of mapped memory, so the
-taker copies what it keeps.
+Rules: `get` gives a CPU tensor in the file's own precision. It may be a view of mapped memory, so the caller
+copies what it keeps.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ class Weights(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
     def names(self) -> Collection[str]:
-        """All that the files hold for the model to use; a decoder that leaves one of them unused is wrong."""
+        """The names of all tensors that the model must use. A decoder that leaves one unused is wrong."""
         ...
 
     def get(self, name: str) -> Tensor:
-        """The tensor, of dtype float32, float16 or bfloat16; raises ModelLoadError if it is absent,
+        """The tensor, of dtype float32, float16 or bfloat16. Raises ModelLoadError if it is absent,
         unreadable or of another dtype."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A weight [rows, columns] as a GGUF file quantises it: form is the type's name there, data its
-    blocks, uint8[rows, columns / 32 * bytes of a block]."""
+    """A weight [rows, columns] as a GGUF file quantises it.
+
+    form: GGUF's name for the type.
+    data: the blocks, uint8[rows, columns / 32 * bytes of a block].
+    """
 
     form: str
     data: Tensor
 
     @staticmethod
     def join(parts: Sequence[Blocks | None]) -> Blocks | None:
-        """The parts one below the other; None where one is absent or of another form."""
+        """The parts, one below the other; None if one is absent or of another form."""
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts) or len({part.form for part in whole}) != 1:
             return None
@@ -50,5 +53,5 @@ class BlockSource(Protocol):
     """A model's quantised tensors by name."""
 
     def blocks(self, name: str) -> Blocks | None:
-        """The tensor's blocks, rows in the order of `Weights.get`; None where it is not quantised."""
+        """The tensor's blocks, with rows in the order of `Weights.get`; None if it is not quantised."""
         ...

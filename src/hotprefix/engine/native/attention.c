@@ -1,10 +1,10 @@
 /* Paged attention over a ragged batch. Owns: how a step's attention is cut into units of work.
  *
  * Rules: keys are taken in blocks that start at multiples of BLOCK, and a row's blocks are merged in
- * ascending order, so a row's result is the same bits however work was cut, chunked or batched. The
- * query heads that share a key/value head are computed together. Long chunks are cut by query tokens;
- * short ones (decodes, a follower's last tokens) by key blocks, and requests whose block lies in the
- * same pages share that block's loading. Source of the block-wise softmax: arXiv 2205.14135.
+ * ascending order, so a row's result has the same bits however work was cut, chunked or batched. The
+ * query heads that share a key/value head are computed together. Long chunks are cut by query tokens.
+ * Short chunks (decodes, the last tokens after a cached prefix) are cut by key blocks, and requests that
+ * have a block in the same pages load it once. Source of the block-wise softmax: arXiv 2205.14135.
  */
 #include "attention.h"
 
@@ -30,10 +30,10 @@ struct job {
     const char *q, *k_pool, *v_pool;
     char *out;
     size_t group, stride, width, token_limit, element;
-    struct token *tokens; /* the lists units name; the first `short_tokens` ones are the short chunks' */
+    struct token *tokens; /* the tokens that units point to; the first `short_tokens` are of short chunks */
     struct unit *units;
     size_t token_count, unit_count, short_tokens;
-    int few_blocks; /* so few that key/value heads must be spread over threads too */
+    int few_blocks; /* there are so few blocks that key/value heads must be spread over threads too */
     float *partials; /* [partial][heads][width + 2]: out, high, sum */
     char *memory;    /* per thread */
     size_t memory_bytes;
@@ -93,7 +93,7 @@ static void add_tokens(struct job *job, size_t r, size_t partial) {
             (size_t)job->batch->query_starts[r] + i, start + i, partial + i * blocks - first_block(job, r)};
 }
 
-/* Whether both requests have all of `block`, in the same pages. */
+/* Whether both requests have the whole of `block`, in the same pages. */
 static int same_pages(const struct job *job, size_t r, size_t s, size_t block) {
     const struct hp_batch *batch = job->batch;
     size_t end = (block + 1) * BLOCK, first = block * BLOCK / batch->page_size;
@@ -104,7 +104,8 @@ static int same_pages(const struct job *job, size_t r, size_t s, size_t block) {
     return 1;
 }
 
-/* Units of one key block: each short request that sees it, together with those that share its pages. */
+/* Makes the units of one key block: one for each set of short requests that have the block in the same
+ * pages. */
 static void plan_block(struct job *job, size_t block, const size_t *partial, char *placed) {
     size_t requests = job->batch->requests;
     for (size_t r = 0; r < requests; r++)
@@ -132,7 +133,7 @@ static void plan_long(struct job *job, size_t r, size_t limit) {
     }
 }
 
-/* Sizes of the lists, then the lists. Returns 0, or 1 where memory ran out. */
+/* Counts the units and tokens, then lists them. Returns 0, or 1 if memory ran out. */
 static int plan(struct job *job, int threads) {
     const struct hp_batch *batch = job->batch;
     size_t tokens = 0, units = 0, partials = 0, blocks = 0, long_tokens = 0, short_blocks = 0;
@@ -176,8 +177,8 @@ INLINE void find_slots(const struct job *job, size_t request, size_t block, size
 }
 
 #if LOAD_HELPED
-/* Tells `memory` what this thread will load after the given head and block. As units are handed out one by one,
- * that of another unit is a guess, right where threads are equally quick. */
+/* Tells `memory` what this thread will load after the given head and block. Units are handed out one by one,
+ * so which unit comes next for this thread is a guess; it is right if the threads are equally fast. */
 static void foresee(const struct job *job, struct block *memory, const struct unit *unit, size_t head, size_t block) {
     const struct token *last = &job->tokens[unit->first + unit->count - 1];
     struct upcoming *next = &memory->next;
@@ -290,7 +291,7 @@ static void run_unit(void *context, size_t index, int thread) {
     }
 }
 
-/* One token of a short chunk: its block results, in ascending order. */
+/* Merges the block results of one token of a short chunk, in ascending order. */
 static void merge_token(void *context, size_t index, int thread) {
     (void)thread;
     const struct job *job = context;

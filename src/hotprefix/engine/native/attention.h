@@ -20,8 +20,8 @@ struct hp_attention {
 };
 
 /* q, out [tokens, heads, head_dim]; pools [pages * page_size, kv_heads, head_dim]. A token at position
- * p sees positions j <= p and, with a window, j > p - window. Returns 0; 1 where memory ran out; 2
- * where the batch contradicts itself or names a page that does not exist. */
+ * p sees positions j <= p and, with a window, j > p - window. Returns 0; 1 if memory ran out; 2 if the
+ * batch contradicts itself or names a page that does not exist. */
 int hp_attention_run(const struct hp_attention *shape, const struct hp_batch *batch, const void *q,
                      const void *k_pool, const void *v_pool, void *out, int threads);
 

@@ -1,12 +1,12 @@
 /* One block of keys against some query rows. Owns: the packing of keys and values, scores, softmax.
  *
- * Rules: a row's result depends only on its query and on the keys it sees. A masked key has weight
- * exactly 0, and memory past the last key is zero, so what else is in the block adds nothing.
+ * Rules: a row's result depends only on its query and on the keys it sees. A masked key has weight exactly
+ * 0, and memory past the last key is zero, so what else is in the block adds nothing.
  *
- * Few query rows are a block's work of some microseconds, as long as its memory takes to come. Where LOAD_HELPED,
- * the next block's memory is therefore asked for in small portions all through the work on this one, and keys lie
- * in panels as wide as the register tile: with rows of BLOCK floats, the cells of a key would all fall on an eighth
- * of the first-level cache.
+ * With few query rows the work on a block takes some microseconds, which is as long as loading its memory
+ * takes. Therefore, if LOAD_HELPED, the next block's memory is prefetched in small portions during the work
+ * on this one, and keys lie in panels as wide as the register tile. In rows of BLOCK floats, the cells of
+ * one key would all be mapped to an eighth of the first-level cache.
  */
 #include "attention_block.h"
 
@@ -64,7 +64,8 @@ INLINE vf values_at(const void *row, size_t at, size_t dim, int is_bf16) {
     return vload(part);
 }
 
-/* keys[c][k .. k + VL) = cell c of VL keys; where LOAD_HELPED in panels of KEY_PANEL keys, one after the other. */
+/* keys[c][k .. k + VL) = cell c of VL keys; if LOAD_HELPED, in panels of KEY_PANEL keys, one after the
+ * other. */
 INLINE void load_keys(struct block *block, const char *const *rows, size_t key, enum kind kind, int is_bf16) {
     size_t panel = key / KEY_PANEL * KEY_PANEL * round_up(block->cells);
     float *to = block->keys + (LOAD_HELPED ? panel + key % KEY_PANEL : key);
@@ -86,7 +87,7 @@ INLINE void load_values(struct block *block, const char *const *rows, size_t key
     float *to = block->values + key / step * block->width;
     for (size_t k = 0; k < VL; k += step, to += block->width) {
         size_t d = 0;
-        if (LOAD_HELPED) /* most of the loop below, with nothing to decide */
+        if (LOAD_HELPED) /* does most of the loop below without branches */
             for (; d + 4 * VL <= block->dim; d += 4 * VL)
                 UNROLL for (int i = 0; i < 4 * VL; i += VL)
                     vstore(to + d + i, is_bf16 ? vload_bf16((const bf16 *)rows[k] + d + i)
@@ -103,7 +104,7 @@ INLINE void prefetch(const char *row, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
 }
 
-/* Asks for the memory of the next `keys` rows of what will be loaded next. */
+/* Prefetches the memory of the next `keys` rows of what will be loaded next. */
 INLINE void ask(struct block *block, size_t keys) {
 #if LOAD_HELPED
     struct upcoming *next = &block->next;
@@ -172,7 +173,8 @@ INLINE void softmax(struct block *block, size_t r, size_t low, size_t end, size_
     block->sum[r] = vsum(sum);
 }
 
-/* out[r] = a[r] x b as hp_tile has it, in panels of KEY_PANEL columns `panel` floats apart, asking ahead in between. */
+/* out[r] = a[r] x b as in hp_tile, in panels of KEY_PANEL columns that lie `panel` floats apart; prefetches
+ * in between. */
 INLINE void multiply(struct block *block, size_t rows, size_t columns, const float *a, size_t lda, const float *b,
                      size_t ldb, size_t panel, size_t n, float *out, size_t ldo) {
     for (size_t c = 0; c < columns; c += KEY_PANEL, b += panel) {

@@ -1,9 +1,9 @@
 """Compiles and loads the C kernels. Owns: the compiler call, the build cache, the shared library.
 
-Rules: needs a C compiler only, no Python headers. A build is named by the digest of everything that
-went into it (sources, flags, compiler, processor), written under a temporary name and renamed, so
-processes may build at the same time and never see half a file. Threads are those of the OpenMP
-runtime torch has loaded: its two entry points are handed to the library, which links none itself.
+Rules: a build needs a C compiler, and no Python headers. It is named by the digest of everything that went
+into it (sources, flags, compiler, processor), written under a temporary name and renamed, so processes may
+build at the same time and never see half a file. The library links no OpenMP runtime: it is given two entry
+points of the one that torch has loaded, and uses its threads.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class NativeUnavailable(HotprefixError):
 
 @cache
 def load() -> ctypes.CDLL | None:
-    """The kernels' library, built on the first call on this machine (some seconds), or None, with one
-    warning, where that is not possible."""
+    """The kernels' library. The first call on a machine builds it, which takes some seconds. None, with one
+    warning, if it cannot be built or loaded."""
     try:
         return build()
     except NativeUnavailable as error:
@@ -48,8 +48,12 @@ def load() -> ctypes.CDLL | None:
 
 
 def build(extra_flags: Sequence[str] = (), directory: Path | None = None) -> ctypes.CDLL:
-    """Compile with `extra_flags` after our own (unless `directory`, by default the user's cache, has that
-    build already) and load. Raises NativeUnavailable."""
+    """Compile and load the library; compiles nothing if the directory has this build already. Raises
+    NativeUnavailable.
+
+    extra_flags: compiler flags, put after our own.
+    directory: where builds are kept; None: the user's cache.
+    """
     compiler = _compiler()
     name = f"kernels-{_digest(compiler, extra_flags)}.so"
     directory = directory or _cache_directory()
@@ -82,7 +86,8 @@ def _digest(compiler: str, extra_flags: Sequence[str]) -> str:
 
 
 def _processor() -> str:
-    """What "native" stands for: a cache directory may be shared by different machines."""
+    """The processor that -march=native means here. It is part of a build's name, because machines with
+    different processors may share a cache directory."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -92,7 +97,7 @@ def _processor() -> str:
 
 
 def _cache_directory() -> Path:
-    """The user's cache; where others could write there (what lies there is executed) or we cannot, a fresh
+    """The user's cache. If other users could write to it (its files are executed), or if we cannot, a fresh
     directory for this process."""
     directory = default_cache_dir() / "native"
     try:
@@ -134,8 +139,8 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _openmp() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-    """GOMP_parallel and omp_get_thread_num of the runtime torch uses: opening a library that is loaded
-    already, by its file, gives that very one."""
+    """GOMP_parallel and omp_get_thread_num of the runtime that torch uses. Opening a library by the file that
+    it was loaded from gives the loaded one, not a second copy."""
     places = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
     for place in [*map(str, places), "libgomp.so.1"]:
         try:

@@ -1,4 +1,5 @@
-"""What Python vouches for before C runs. Owns: tensor and batch checks, the structures both sides share.
+"""The checks that Python makes before C runs. Owns: tensor and batch checks, and the structures both sides
+share.
 
 Rules: a tensor's address leaves Python only through `check`; a status C returns becomes an exception
 through `raise_for`. Structures mirror the headers of the same name, field by field.
@@ -42,8 +43,11 @@ class BatchStruct(Structure):
 
 @dataclass(frozen=True, slots=True)
 class LinearHandle:
-    """A packed weight [rows out, columns in] with its bias and, where given, its quantised copy; the
-    tensors keep the memory alive."""
+    """A packed weight with its bias and, if there is one, its quantised copy. The tensors keep alive the
+    memory that `struct` points to.
+
+    rows, columns: outputs and inputs.
+    """
 
     rows: int
     columns: int
@@ -55,8 +59,8 @@ class LinearHandle:
 
 
 def check(tensor: Tensor, name: str, shape: tuple[int, ...], *dtypes: torch.dtype) -> int:
-    """The tensor's address. Raises ValueError unless it is a contiguous CPU tensor of this shape and of
-    one of these types."""
+    """The tensor's address. Raises ValueError unless it is a contiguous CPU tensor of this shape and one of
+    these dtypes."""
     if tensor.shape != shape or tensor.dtype not in dtypes or not tensor.is_contiguous() or tensor.is_cuda:
         raise ValueError(
             f"{name}: got {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
@@ -67,7 +71,8 @@ def check(tensor: Tensor, name: str, shape: tuple[int, ...], *dtypes: torch.dtyp
 
 
 def describe(batch: Batch, tokens: int, pool_rows: int) -> BatchStruct:
-    """The batch as C sees it. Raises ValueError where its arrays do not fit together or `tokens`."""
+    """The batch as C sees it. Raises ValueError if its arrays do not fit each other, or do not fit
+    `tokens`."""
     requests = batch.context_lens.shape[0]
     width = batch.page_table.shape[1]
     if batch.page_size < 1 or (requests and batch.query_bounds[-1] != tokens):
@@ -81,7 +86,7 @@ def describe(batch: Batch, tokens: int, pool_rows: int) -> BatchStruct:
 
 
 def raise_for(status: int) -> None:
-    """Raises what a status other than 0 stands for: MemoryError or ValueError."""
+    """Raise the error that a status other than 0 stands for: MemoryError or ValueError."""
     if status == 1:
         raise MemoryError(_ERRORS[1])
     if status:

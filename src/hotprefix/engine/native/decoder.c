@@ -1,8 +1,9 @@
 /* All layers of one step. Owns: the order of operations in a decoder layer.
  *
- * Rules: the same kernels in the same order as the caller would run one by one, so the same bits; one
- * call a step spares the caller's overhead per operation, which at small batches is a large part of
- * the time. All of a layer's keys and values are written before its attention reads any.
+ * Rules: a step runs the same kernels in the same order as a caller that runs them one by one, so results
+ * have the same bits. One call for each step saves the overhead of a call for each operation, which at
+ * small batches is a large part of the time. All of a layer's keys and values are written before its
+ * attention reads any.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +59,7 @@ static void keep_rows(const struct hp_step *step, void *data, size_t row) {
         memmove((char *)data + k * row, (char *)data + (size_t)step->kept[k] * row, row);
 }
 
-/* Attention of layer i. rows: in, the step's; out, those that are still wanted. */
+/* Attention of layer i. rows: on entry the step's rows; on return the number that is still wanted. */
 static int attend(const struct hp_decoder *model, const struct hp_step *step, size_t i, const struct buffers *buffers,
                   void *residual, size_t *rows) {
     const struct hp_layer *layer = &model->layers[i];

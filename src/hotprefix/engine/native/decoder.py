@@ -1,7 +1,8 @@
 """All layers in one call. Owns: `NativeStack`, a model's layers as C wants them, and the call itself.
 
-Rules: what `prepare` checks of the weights and `run` of a step is all that C reads; the handles and
-norms are kept here as long as C may read them. The result is the same bits as the operations one by one.
+Rules: C reads nothing that was not checked before: the weights when a stack is made, a step's tensors in
+`run`. The handles and norms are kept here as long as C may read them. The result has the same bits as that of
+the operations called one by one.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class NativeStack:
         self, library: ctypes.CDLL, layers: Sequence[LayerHandles], final_norm: Tensor, shape: HeadShape,
         eps: float, scale: float,
     ) -> None:  # fmt: skip
-        """Raises ValueError where the layers' shapes do not fit together."""
+        """Raises ValueError if the layers' shapes do not fit together."""
         self._run = library.hp_decoder_run
         self._run.argtypes = [POINTER(_Decoder), POINTER(_Step), c_void_p, c_void_p]
         self._shape, self._kept = shape, (list(layers), final_norm)
@@ -95,9 +96,7 @@ class NativeStack:
         self, residual: Tensor, cos: Tensor, sin: Tensor, batch: Batch, keys: Sequence[Tensor],
         values: Sequence[Tensor], keep: Tensor | None = None, group_of: Sequence[int] = (),
     ) -> Tensor:  # fmt: skip
-        """residual [T, hidden] (overwritten), cos and sin float32[T, D/2], keys[i] and values[i] layer i's
-        pool, keep int64[K] ascending rows (None: all), group_of as `Batch.of_layer` wants it -> the last
-        layer's output after the final norm, [K, hidden]. Raises ValueError."""
+        """See `Stack.run`. Raises ValueError if a tensor has another shape, dtype or place than C expects."""
         tokens, count = residual.shape[0], len(self._layers)
         table = (tokens, self._shape.head_dim // 2)
         if len(keys) != count or len(values) != count:
@@ -123,8 +122,8 @@ class NativeStack:
 
     @staticmethod
     def _views(batch: Batch, tokens: int, rows: Sequence[int], group_of: Sequence[int]) -> Any:
-        """For each layer the step as it sees it; layers that see the same, and have as many pool rows, share
-        one."""
+        """For each layer, the step as that layer sees it. Layers that see the same, and have equally many
+        pool rows, share one view."""
         views: dict[tuple[int, int], Any] = {}
         for i, size in enumerate(rows):
             seen = batch.of_layer(group_of, i)
@@ -137,7 +136,8 @@ class NativeStack:
 
     @staticmethod
     def _kept_rows(keep: Tensor | None, tokens: int) -> tuple[int | None, int]:
-        """Address and count for C, which moves rows in place and so needs them ascending."""
+        """The address and number of the rows to keep. Raises ValueError unless they ascend: C moves them in
+        place."""
         if keep is None:
             return None, 0
         at = check(keep, "keep", (keep.shape[0],), torch.int64)

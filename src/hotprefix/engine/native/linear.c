@@ -2,8 +2,8 @@
  *
  * Rules: a weight is cut into panels of PANEL output columns; within a panel the inner dimension runs
  * slowest, so the kernel reads memory strictly forward and each weight once per block of rows. The last
- * panel is padded with zeros. A row of the result is the same bits whatever rows come with it, also where
- * few rows read the quantised copy (linear_q.c).
+ * panel is padded with zeros. A row of the result has the same bits whatever other rows are computed with
+ * it, also if it is read from the quantised copy because there are few rows (linear_q.c).
  */
 #include "linear.h"
 
@@ -15,9 +15,9 @@
 #define STRIP (2 * TILE_ROWS) /* rows computed before they are written */
 #define ROW_BLOCK 192         /* rows of x that stay in a core's cache while weights pass by */
 
-/* Whether a product of many rows is helped along: the next panel and the lines of the result are asked of
- * memory while strips are computed, and bfloat16 weights are widened once a block of rows, not once a
- * strip. Measured with AVX2 only, so AVX-512 does without. */
+/* Whether a product of many rows is sped up in two ways: the next panel and the lines of the result are
+ * prefetched while strips are computed, and bfloat16 weights are widened once for each block of rows, not
+ * once for each strip. Measured with AVX2 only, so AVX-512 does without. */
 #define HELPED (VL < 16)
 
 _Static_assert(BLOCKS_ROWS <= STRIP, "a small step is one tile");
@@ -51,7 +51,7 @@ static void pack_panel(void *context, size_t panel, int thread) {
         }
 }
 
-/* weight [out, in], row-major, into `packed` (hp_linear_bytes); `in` is even where bfloat16. */
+/* weight [out, in], row-major, into `packed` (hp_linear_bytes); `in` is even if bfloat16. */
 void hp_linear_pack(const void *weight, void *packed, size_t out, size_t in, int is_bf16, int threads) {
     struct pack job = {.from = weight, .to = packed, .out = out, .in = in, .cell = is_bf16 ? 2 : 4};
     if (kind_of(is_bf16) == PAIR) job.in /= 2, job.cell = 4;
@@ -65,12 +65,12 @@ struct product {
     enum kind kind;
     void *y;
     int y_bf16;
-    float *widened; /* per thread, a panel of WIDE as floats; NULL where few rows make it not worth while */
+    float *widened; /* per thread, a panel of WIDE as floats; NULL if there are too few rows to be worth it */
 };
 
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-/* `store_rows` where no column is padding. */
+/* `store_rows` for a panel without padding columns. */
 INLINE void store_whole_rows(const struct product *job, const float *tile, size_t row, size_t rows, size_t column) {
     const float *bias = job->layer->bias;
     size_t at = row * job->layer->out + column;
@@ -85,7 +85,7 @@ INLINE void store_whole_rows(const struct product *job, const float *tile, size_
         }
 }
 
-/* Bias, conversion and the write of `rows` rows of one panel. */
+/* Adds the bias to `rows` rows of one panel, converts and writes them. */
 static void store_rows(const struct product *job, const float *tile, size_t row, size_t rows, size_t column) {
     size_t out = job->layer->out, count = out - column < PANEL ? out - column : PANEL;
     const float *bias = job->layer->bias;

@@ -15,8 +15,8 @@ struct hp_linear {
     int form;
 };
 
-/* y = x W^T + bias. x [rows, in] in the layer's type; y [rows, out], bfloat16 where `y_bf16`, else float.
- * Returns 0, or 1 where memory ran out. */
+/* y = x W^T + bias. x [rows, in] in the layer's type; y [rows, out], bfloat16 if `y_bf16`, else float.
+ * Returns 0, or 1 if memory ran out. */
 int hp_linear_run(const struct hp_linear *layer, const void *x, size_t rows, void *y, int y_bf16, int threads);
 
 #endif

@@ -1,9 +1,9 @@
-/* Quantised copies of linear weights. Owns: their packed layout, the proof that a copy means the dense
+/* Quantised copies of linear weights. Owns: their packed layout, the check that a copy equals the dense
  * weight, and the product with it.
  *
  * Rules: weights are expanded in registers to exactly the numbers the dense layout holds and go into the
- * same chain acc = acc + a[i] * b[i], i ascending, as in tile.c: a result has the same bits as the dense
- * product's, only less memory is read. Packing compares every weight and refuses a copy that differs.
+ * same chain acc = acc + a[i] * b[i], i ascending, as in tile.c. So a result has the same bits as the dense
+ * product's, and less memory is read. Packing compares every weight and refuses a copy that differs.
  * A group's packed form: PANEL scales, PANEL minima (NIBBLES only), then for NIBBLES one byte a column
  * and pair of inner rows (the even row in the low half), for BYTES one byte a column and inner row.
  */
@@ -14,7 +14,7 @@
 #include "parallel.h"
 
 #define GROUP 32 /* weights of one block, along the inner dimension */
-#define AHEAD 4  /* groups between the one multiplied and the one asked of memory */
+#define AHEAD 4  /* groups between the one multiplied and the one prefetched */
 
 /* Block layouts of GGUF (gguf-py/gguf/quants.py defines the values); the numbers are shared with Python. */
 enum source { Q4_0 = 1, Q4_1 = 2, Q8_0 = 3 };
@@ -27,8 +27,8 @@ static size_t group_bytes(enum form form) {
 
 size_t hp_blocks_panel(enum form form, size_t in) { return in / GROUP * group_bytes(form); }
 
-/* What copies of a weight are to this build: 0 useless, 1 usable, 2 faster in small steps as well
- * (bench/quantised.py; docs/decisions/0009-quantised-decode.md). */
+/* Whether copies of a weight help in this build: 0 they cannot be used, 1 they can, 2 they also make small
+ * steps faster (bench/quantised.py; docs/decisions/0009-quantised-decode.md). */
 int hp_blocks_use(int is_bf16) { return is_bf16 ? 2 * HAVE_BF16_DOT : VL > 4 ? 2 : 1; }
 
 /* Bytes of the packed form of blocks [out, in / GROUP]. */
@@ -113,7 +113,7 @@ static void pack_panel(void *context, size_t panel, int thread) {
 }
 
 /* blocks [out, in / GROUP] as `source` lays them out, into `packed` (hp_blocks_bytes); weight [out, in] is
- * their dense meaning. Returns 0, or 4 where the two differ. */
+ * their dense meaning. Returns 0, or 4 if the two differ. */
 int hp_blocks_pack(int source, const void *blocks, const void *weight, void *packed, size_t out, size_t in, int is_bf16,
                    int threads) {
     struct pack job = {.source = source, .blocks = blocks, .weight = weight, .to = packed,
@@ -132,7 +132,8 @@ INLINE void expand(enum form form, const uint8_t *q, int k, vf scale, vf minimum
     }
 }
 
-/* One group added to acc: `vecs` vectors of columns, the first at column `from`; x at the group's first cell. */
+/* One group added to acc: `vecs` vectors of columns, the first at column `from`; x at the group's first
+ * cell. */
 INLINE void multiply(enum kind kind, enum form form, int rows, int vecs, const float *x, size_t cells,
                      const char *group, size_t from, vf acc[][TILE_VECS]) {
     vf scale[TILE_VECS], minimum[TILE_VECS] = {0};

@@ -1,9 +1,9 @@
 """The decoder's arithmetic in C. Owns: `NativeOps`, the checked way into the kernels.
 
-Rules: every tensor is checked (type, shape, contiguity, device) before its address is passed on; a
-wrong one raises ValueError and never reaches C. Calls release the interpreter lock. As many threads
-work as `torch.get_num_threads()` says. Results of a row (or of a request, in attention) are the same
-bits whatever else is in the batch and however a prompt was cut into chunks.
+Rules: every tensor is checked (dtype, shape, contiguity, device) before its address is passed on. A wrong
+tensor raises ValueError and never reaches C. Calls release the interpreter lock, and use
+`torch.get_num_threads()` threads. The result of a row (in attention: of a request) has the same bits whatever
+else is in the batch, and however a prompt was cut into chunks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class NativeOps:
         self._attention.argtypes = [POINTER(_Attention), POINTER(BatchStruct), *[pointer] * 4, flag]
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None) -> LinearHandle:
-        """Repack weight [out, in] (float32, or bfloat16 with an even `in`) and bias [out]."""
+        """Repack a weight [out, in] (float32, or bfloat16 with an even `in`) with its bias [out]."""
         rows, columns = weight.shape
         check(weight, "weight", (rows, columns), *_DTYPES)
         bf16 = weight.dtype == torch.bfloat16
@@ -120,7 +120,7 @@ class NativeOps:
         return NativeStack(self._library, layers, final_norm, shape, eps, scale)
 
     def linear(self, x: Tensor, handle: LinearHandle, out_dtype: torch.dtype | None = None) -> Tensor:
-        """x [T, in] -> x @ weight.T + bias, [T, out], in x's dtype, or unrounded with float32 given."""
+        """See `Ops.linear`. With out_dtype float32 the result is not rounded to x's dtype."""
         tokens = x.shape[0]
         at = check(x, "x", (tokens, handle.columns), handle.dtype)
         if out_dtype not in (None, x.dtype, torch.float32):
@@ -186,7 +186,7 @@ class NativeOps:
     def attention(
         self, q: Tensor, k_pool: Tensor, v_pool: Tensor, batch: Batch, scale: float, window: int | None
     ) -> Tensor:
-        """See `Ops.attention`. Raises ValueError where a page lies outside the pool."""
+        """See `Ops.attention`. Raises ValueError if a page lies outside the pool."""
         tokens, heads, dim = q.shape
         at = check(q, "q", (tokens, heads, dim), *_DTYPES)
         pool = (k_pool.shape[0], k_pool.shape[1], dim)

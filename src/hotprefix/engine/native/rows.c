@@ -1,8 +1,8 @@
 /* Row-wise operations. Owns: RMS norm, silu-and-multiply, rotary embedding with the write into the pool.
  *
  * Rules: each row is computed alone and in float, so its result does not depend on the batch. Rounding
- * to bfloat16 happens where a reference that stores every step in bfloat16 would see it: after the
- * residual's addition and at the end of each operation, not in between.
+ * to bfloat16 happens at the places where it would in a reference that stores each operation's result in
+ * bfloat16: after the residual's addition and at the end of each operation, not in between.
  */
 #include "rows.h"
 
@@ -150,7 +150,7 @@ struct rope {
     int bf16;
 };
 
-/* One head from x[at] to out[to]: norm (where weight is given), then rotate; out may be x itself. */
+/* Norms one head from x[at] (if weight is given), rotates it and writes it to out[to]; out may be x itself. */
 INLINE void turn_head(const struct hp_rope *rope, const float *weight, size_t row, const void *x, size_t at,
                       void *out, size_t to, int is_bf16) {
     size_t half = rope->head_dim / 2, i = 0;

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* out = rms_norm(x) * weight for rows [rows, width]; where residual is given, it gains x first and its
+/* out = rms_norm(x) * weight for rows [rows, width]. If residual is given, x is added to it first, and the
  * sum is normed. */
 void hp_norm(const void *x, void *residual, const float *weight, float eps, void *out, size_t rows, size_t width,
              int bf16, int threads);
@@ -23,7 +23,8 @@ struct hp_rope {
 };
 
 /* Split qkv [rows, (heads + 2 kv_heads) * head_dim], norm and rotate q and k, write q [rows, heads,
- * head_dim] and rows `slots` of the pools [pool_rows, kv_heads, head_dim]. Returns 0, or 3 where a slot lies outside. */
+ * head_dim] and rows `slots` of the pools [pool_rows, kv_heads, head_dim]. Returns 0, or 3 if a slot lies
+ * outside. */
 int hp_rope_write(const struct hp_rope *rope, const void *qkv, const int64_t *slots, void *q, void *k_pool,
                   void *v_pool, size_t pool_rows, size_t rows, int bf16, int threads);
 

@@ -180,7 +180,7 @@ INLINE float half_to_float(uint16_t h) {
     return vload_half(all)[0];
 }
 
-/* The half-precision number that equals x; where there is none, some other. */
+/* The half-precision number that equals x; if none does, some other number. */
 INLINE uint16_t half_from_float(float x) {
     uint32_t bits;
     float small = x * 0x1p-112f;
@@ -198,8 +198,8 @@ INLINE vf vpair_bf16(vf even, vf odd) {
 #endif
 
 #if VL == 8
-/* Transposes a square of 8 x 8 lanes by 24 moves of fixed shape: pairs of lanes, pairs of pairs, halves. Picks
- * by index cost three operations each here, for no instruction takes lanes from two vectors by index. */
+/* Transposes a square of 8 x 8 lanes by 24 moves of fixed shape: pairs of lanes, pairs of pairs, halves.
+ * Picks by index cost three operations each here, for no instruction takes lanes from two vectors by index. */
 INLINE void vtranspose(vf square[VL]) {
     __m256d pairs[VL], fours[VL];
     UNROLL for (int i = 0; i < VL; i += 2) {

@@ -1,10 +1,12 @@
-"""Refusing grammars that cost too much. Owns: `GrammarChecker`, its verdicts and the small process it keeps.
+"""Refusing grammars that cost too much. Owns: `GrammarChecker`, its verdicts and its helper process.
 
-Rules: a hostile schema can make the compiler run for minutes and take all memory, and a thread cannot
-be stopped; so each new grammar is first compiled in a process of its own, under limits of processor
-time, memory and wall time, and only what passes reaches an engine. The process starts with the first
-grammar, serves all that follow, and is replaced after one that broke it. Verdicts are kept, and one that is
-known waits for no check.
+Rules:
+1. A hostile schema can make the compiler run for minutes and take all memory, and a thread cannot be stopped.
+   So each new grammar is first compiled in a helper process, with limits on processor time, memory and wall
+   time, and only a grammar that passes reaches an engine.
+2. The process starts with the first grammar and checks all later ones. It is replaced after a grammar that
+   broke it.
+3. Verdicts are kept. A grammar with a known verdict waits for no check.
 """
 
 from __future__ import annotations
@@ -32,16 +34,19 @@ _KEPT_VERDICTS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a check. problem: why the grammar is refused, None where it is good. cost_s: processor
-    time that the check took."""
+    """The result of a check.
+
+    problem: why the grammar is refused; None if it is accepted.
+    cost_s: processor time that the check took.
+    """
 
     problem: str | None
     cost_s: float
 
 
 class GrammarChecker:
-    """Checks grammars for one vocabulary. Thread-safe; all but `known` block, so call them off the event
-    loop."""
+    """Checks grammars for one vocabulary. Thread-safe. All methods but `known` block, so do not call them on
+    an event loop's thread."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -51,7 +56,7 @@ class GrammarChecker:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
 
     def known(self, structured: StructuredOutput) -> Verdict | None:
-        """The verdict on a grammar that was judged before; waits for nothing that takes time."""
+        """The verdict on a grammar that was judged before; None if it was not. Does not block."""
         key = _key(structured)
         with self._table:
             verdict = self._verdicts.get(key)
@@ -60,7 +65,7 @@ class GrammarChecker:
             return verdict
 
     def judge(self, structured: StructuredOutput) -> Verdict:
-        """The verdict, kept for later."""
+        """The verdict on a grammar: the known one, or that of a check now, which is kept."""
         with self._checking:
             verdict = self.known(structured)
             if verdict is None:
@@ -72,7 +77,7 @@ class GrammarChecker:
             return verdict
 
     def check(self, structured: StructuredOutput) -> None:
-        """Return if the grammar compiles within the limits. Raises InputError."""
+        """Raises InputError unless the grammar compiles within the limits."""
         verdict = self.known(structured) or self.judge(structured)
         if verdict.problem is not None:
             raise InputError(verdict.problem, param="response_format")
@@ -131,13 +136,14 @@ class GrammarChecker:
 
 
 def _key(structured: StructuredOutput) -> bytes:
-    """Which grammar it is, in a few bytes: a schema may have 200,000 characters."""
+    """A digest that names a grammar: the grammar itself may have 200,000 characters."""
     text = f"{structured.kind}:{structured.spec}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _serve() -> None:
-    """The process: a `Vocabulary`, then one grammar after the other. Answers are (problem, CPU seconds)."""
+    """The process's main function: receives a `Vocabulary`, then one grammar after the other, and answers
+    each with (problem, CPU seconds)."""
     _limit_memory()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     compiler = Compiler(pickle.load(source))
@@ -150,8 +156,8 @@ def _serve() -> None:
             except InputError as error:
                 problem = error.message
             except MemoryError:
-                return  # what is left of this process is not to be trusted
-            except Exception as error:  # an input must not be able to cost everybody a new process
+                return  # this process may be damaged, so it ends
+            except Exception as error:  # no input may end the process, which all requests share
                 problem = f"{structured.kind} cannot be used: {error}"
             pickle.dump((problem, time.process_time() - start), sink)
             sink.flush()
@@ -159,7 +165,8 @@ def _serve() -> None:
 
 
 def _limit_memory() -> None:
-    """Where the platform can (not on Windows). The limit of wall time holds everywhere."""
+    """Limit this process's memory if the platform can (Windows cannot). The limit on wall time holds
+    everywhere."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,12 +1,16 @@
 """JSON schemas that clients send, as the grammar library takes them. Owns: `adapted`, and the options that
 every schema is compiled with.
 
-Rules: a keyword that JSON Schema calls an annotation refuses nothing: a `format` that the library does
-not know, `contentEncoding` and its like. `uniqueItems` is left out too: a grammar cannot remember what
-an array holds, and a set takes repeated items. `propertyNames` that lists its names becomes properties.
-A branch of `anyOf` whose pattern looks around is left out as long as another one remains, since what the
-others allow is valid (Decimal: a number, or a text with such a pattern). Everything else stays, and what
-the library cannot do it refuses by the keyword's name.
+Rules:
+1. A keyword that JSON Schema calls an annotation refuses nothing, so it is left out: a `format` that the
+   library does not know, `contentEncoding` and the like.
+2. `uniqueItems` is left out: a grammar cannot remember what an array holds, and a client that reads a set
+   accepts repeated items.
+3. A `propertyNames` that lists its names becomes properties.
+4. A branch of `anyOf` whose pattern contains a look-around is left out if another branch remains; whatever
+   the others allow is valid. Example: pydantic writes a Decimal as a number, or a text with such a pattern.
+5. Everything else stays. If the library does not support a keyword, it refuses the schema and names the
+   keyword.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# Blanks between two JSON tokens are bounded, because a small model may put out blanks for ever.
+# Blanks between two JSON tokens are bounded, because a small model may generate blanks for ever.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \n\t]{0,20}"}
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -31,7 +35,7 @@ _LOOKS_AROUND = re.compile(r"(?:^|[^\\])(?:\\\\)*\(\?<?[=!]")
 
 
 def adapted(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with the same valid values, but for the module's rules; not changed itself."""
+    """A copy of the schema, changed by the module's rules. Apart from them the same values are valid."""
     kept: dict[str, Any] = _walked(schema, schema)
     return kept
 
@@ -68,7 +72,8 @@ def _looks_around(pattern: Any) -> bool:
 
 
 def _with_names(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Names that are listed (`dict[Literal["a", "b"], int]`) as properties, each of which may be absent."""
+    """The schema with the names that `propertyNames` lists (`dict[Literal["a", "b"], int]`) as properties,
+    each of which may be absent."""
     names = _listed(schema.get("propertyNames"), root)
     if names is None or schema.keys() & {"properties", "patternProperties"}:
         return schema
@@ -78,7 +83,8 @@ def _with_names(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[s
 
 
 def _listed(names: Any, root: Mapping[str, Any]) -> list[str] | None:
-    """The strings that `propertyNames` allows where it lists them, itself or in the definition it names."""
+    """The strings that `propertyNames` allows, if it lists them itself or in the definition that it refers
+    to; None if it does not."""
     if isinstance(names, Mapping) and isinstance(ref := names.get("$ref"), str):
         _, _, name = ref.rpartition("/")
         groups = {f"#/{group}/{name}": root.get(group) for group in ("$defs", "definitions")}

@@ -1,7 +1,7 @@
 """Log-probabilities as numbers for people. Owns: turning logits into `TokenLogprob`.
 
-Rules: taken from the model's own logits (before penalties, bias, masks and temperature, vLLM's
-default); always finite, so that any JSON writer takes them; rank 1 is most likely.
+Rules: they are taken from the model's own logits, before penalties, bias, masks and temperature (vLLM's
+default). They are always finite (rule 49). Rank 1 is the most likely token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FLOOR = -9999.0
 
 
 def token_logprob(row: npt.NDArray[np.float32], token: int, top: int) -> TokenLogprob:
-    """The token's entry with the `top` most likely ones. row: logits [V]."""
+    """The token's entry, with the `top` most likely tokens. row: logits [V]."""
     peak = float(row.max())
     norm = peak + float(np.log(np.exp(row - np.float32(peak)).sum(dtype=np.float64)))
     own = float(row[token])
@@ -31,13 +31,14 @@ def token_logprob(row: npt.NDArray[np.float32], token: int, top: int) -> TokenLo
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Entries of prompt positions. logits: float [T, V], row i scores targets[i], the token after it."""
+    """Entries of prompt positions. logits: float [T, V]; row i scores targets[i], the token after position
+    i."""
     rows = logits.detach().to("cpu", torch.float32).numpy()
     return [token_logprob(row, token, top) for row, token in zip(rows, targets, strict=True)]
 
 
 def _most_likely(row: npt.NDArray[np.float32], n: int) -> list[int]:
-    """The n largest, most likely first, smaller id first where equal."""
+    """The ids of the n largest, most likely first; of equals the smaller id first."""
     n = min(n, row.size)
     if n <= 0:
         return []

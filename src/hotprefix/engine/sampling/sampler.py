@@ -1,10 +1,14 @@
 """One token for each row of logits. Owns: `Sampler`, the sampling state of every live request.
 
-Rules: a request's token depends on its own logits, settings, ids and seed only, never on its batch
-mates or its row; a row that cannot be sampled says so and is as it was, and the others have their
-tokens. A call that raises was a wrong call, and no state has changed then. State lives from `start` to
-`finish` and survives retractions. The mathematics runs on the host, a row at a time; rows that want
-plain greedy cost their share of one argmax and nothing else.
+Rules:
+1. A request's token depends only on its own logits, settings, ids and seed, never on its row or on the other
+   requests in the batch (rule 51).
+2. If a row cannot be sampled, its result says why and its request's state is unchanged; the other rows get
+   their tokens.
+3. `sample` raises only if it is called wrongly, and then no state has changed.
+4. A request's state lives from `start` to `finish`, and survives retractions.
+5. The arithmetic runs on the host, one row at a time. A row that is plain greedy costs its share of one
+   argmax and nothing else.
 """
 
 from __future__ import annotations
@@ -34,9 +38,11 @@ def system_seed() -> int:
 class Sampler:
     """Samples for all running requests.
 
-    vocab_size: V, the width of the logits. device: where the logits will be. eos_ids: end-of-sequence
-    tokens. compiler: builds grammars; without one, structured requests are refused. fresh_seed: gives
-    requests without a seed theirs.
+    vocab_size: V, the width of the logits.
+    device: where the logits will be.
+    eos_ids: end-of-sequence tokens.
+    compiler: compiles grammars; if it is None, structured requests are refused.
+    fresh_seed: returns the seed for a request that has none.
     """
 
     def __init__(
@@ -56,7 +62,8 @@ class Sampler:
 
     def start(self, request_id: RequestId, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begin a request. prompt: all its ids, cached or not. Raises InputError for ids outside the
-        vocabulary or a grammar that does not compile, ProtocolError for an id that is live."""
+        vocabulary or a grammar that does not compile, ProtocolError if a request with this id has not
+        finished."""
         if request_id in self._states:
             raise ProtocolError(f"sampler: request {request_id} was started twice")
         params.check_vocab(self._vocab_size)
@@ -75,10 +82,12 @@ class Sampler:
         )
 
     def sample(self, rows: Sequence[RequestId], logits: torch.Tensor) -> list[Sampled | Unsampled]:
-        """One token per row, appended to its request's state, or why there is none: NaN, +inf or nothing
-        finite in the row, nothing that its grammar and settings allow, a grammar that has exceeded its
-        limits. logits: float32 [L, V], row i is that of rows[i]. Raises ProtocolError for an unknown id
-        or a wrong shape."""
+        """One result for each row: a token, which is appended to its request's state, or why there is none.
+
+        There is none if the row has NaN, +inf or no finite logit, if its grammar and settings allow no token,
+        or if its grammar has exceeded its limits. logits: float32 [L, V]; row i belongs to rows[i]. Raises
+        ProtocolError for an unknown id or a wrong shape.
+        """
         if tuple(logits.shape) != (len(rows), self._vocab_size):
             raise ProtocolError(
                 f"sampler: logits {tuple(logits.shape)} for {len(rows)} rows of {self._vocab_size}"
@@ -103,7 +112,7 @@ class Sampler:
 def _to_host(
     states: Sequence[RequestState], logits: torch.Tensor
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], Mapping[int, Row]]:
-    """(argmax of every row, the logit there, the logits of those rows that need more than that)."""
+    """(argmax of every row, the logit there, the logits of those rows that need more than their argmax)."""
     busy = [i for i, s in enumerate(states) if s.adjusts or not s.greedy or s.params.logprobs is not None]
     if logits.device.type == "cpu":
         host = logits.to(torch.float32).numpy()
@@ -116,7 +125,11 @@ def _to_host(
 
 
 def _sampled(state: RequestState, best: int, peak: float, row: Row | None) -> Sampled | Unsampled:
-    """One row's token. row: its logits, None where the argmax is all it needs."""
+    """One row's result.
+
+    best, peak: the row's argmax and the logit there.
+    row: its logits; None if the argmax is all that it needs.
+    """
     if not np.isfinite(peak):  # an argmax stops at the first NaN
         return Unsampled(f"the model's logits peak at {peak}: not a number to sample by")
     try:
@@ -124,12 +137,12 @@ def _sampled(state: RequestState, best: int, peak: float, row: Row | None) -> Sa
         top = state.params.logprobs
         logprob = None if top is None or row is None else token_logprob(row, token, top)
         return Sampled(token, logprob, ended=state.add(token))
-    except Exception as error:  # whatever is wrong with one row must not reach the others
+    except Exception as error:  # whatever is wrong with one row must not affect the others
         return Unsampled(str(error) or type(error).__name__)
 
 
 def _choose(state: RequestState, logits: Row) -> int:
-    """The token of a row that takes more than an argmax of the model's logits."""
+    """The token of a row that needs more than an argmax of the model's logits."""
     row = state.adjusted(logits) if state.adjusts else logits
     best = int(row.argmax())
     if not np.isfinite(row[best]):

@@ -1,8 +1,8 @@
 """What sampling remembers of one request. Owns: its counters and the changes they make to its logits.
 
-Rules: built from the prompt's ids and the tokens sampled, never from what was computed in a step, so a
-prefix-cache hit or a re-computation changes nothing. Meanings are vLLM's: repetition counts prompt and
-outputs, presence and frequency count outputs only.
+Rules: the state is built from the prompt's ids and the sampled tokens, never from what a step computed, so it
+is the same after a prefix-cache hit or a retraction. Meanings are vLLM's: the repetition penalty counts
+prompt and outputs, the presence and frequency penalties count outputs only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hotprefix.engine.sampling.structured import Constraint
 
 
 class TokenCounts:
-    """How often each token was put out; tokens of the prompt are known with count 0. The three arrays
-    grow by doubling, so that adding one token is O(1)."""
+    """How often each token was sampled; the prompt's tokens are in it, with count 0 until they are sampled.
+    The three arrays grow by doubling, so adding one token is O(1) on average."""
 
     def __init__(self, prompt: Iterable[int]) -> None:
         first = np.unique(np.fromiter(prompt, dtype=np.int64))
@@ -50,7 +50,8 @@ class TokenCounts:
 
 
 class RequestState:
-    """One request's sampling state. `seed` drives its draws; `ends` are the ids min_tokens holds back."""
+    """One request's sampling state. seed: decides its draws. ends: the ids that min_tokens forbids at
+    first."""
 
     def __init__(
         self,
@@ -86,8 +87,9 @@ class RequestState:
         return self._adjusts or self._holds_ends
 
     def adjusted(self, logits: Row) -> Row:
-        """A copy of the logits [V] with grammar, bias, held ends and penalties applied; -inf forbids.
-        A grammar that allows nothing but an end outranks min_tokens: at least one token stays."""
+        """A copy of the logits [V] with grammar, bias, min_tokens and penalties applied; -inf forbids a
+        token. If the grammar allows nothing but an end, min_tokens does not forbid it, so at least one token
+        stays."""
         row = logits.copy()
         if self.constraint is not None:
             row[~self.constraint.allowed()] = -np.inf
@@ -111,7 +113,7 @@ class RequestState:
         row[seen.ids] = values
 
     def add(self, token: int) -> bool:
-        """Append a sampled token. True where the grammar has ended with it."""
+        """Append a sampled token. True if the grammar ends with it."""
         self.outputs += 1
         if self._counts is not None:
             self._counts.add(token)

@@ -1,9 +1,9 @@
 """Grammars the output must follow. Owns: compiling a `StructuredOutput` and the mask of allowed tokens.
 
-Rules: llguidance does the parsing; a grammar is compiled once and copied for each request that wants
-it (n > 1, repeated schemas). What is wrong with a schema is an InputError when it is compiled or checked;
-a grammar that exceeds the same limits later raises for that request alone. No torch here: the checker's
-process (checker.py) imports this module.
+Rules: llguidance does the parsing. A grammar is compiled once and copied for each request that uses it (n >
+1, repeated schemas). A fault of a schema is an InputError when the schema is compiled or checked; if a
+grammar exceeds the same limits later, only that request ends with an error. This module does not import
+torch, because the checker's process (checker.py) imports this module.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ Sizes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a grammar needs of a tokenizer. tokens: each id's bytes; size: width of the logits, >= their
-    number; encode: text that the output must say to ids with the same bytes. Can be pickled if `encode`
-    can."""
+    """What a grammar needs of a tokenizer. It can be pickled if `encode` can.
+
+    tokens: each id's bytes.
+    size: the width of the logits, at least the number of tokens.
+    special_ids: ids that stand for no text.
+    eos_ids: end-of-sequence ids.
+    encode: turns a text that the output must contain into ids with the same bytes.
+    """
 
     tokens: Sequence[bytes]
     size: int
@@ -50,7 +55,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, size: int) -> Vocabulary:
-        """That of a tokenizer, for logits of width `size`."""
+        """The vocabulary of a tokenizer, for logits of width `size`."""
         return cls(
             tokenizer.token_bytes,
             size,
@@ -63,9 +68,9 @@ class Vocabulary:
 class Constraint:
     """One request's place in its grammar.
 
-    Copies of a compiled grammar share the library's lexer, and what one of them does can bring it to its
-    limits for all. So one that fails goes its way again in a grammar of its own, which `renew` compiles,
-    and has failed only if it fails there.
+    Copies of a compiled grammar share the library's lexer, and one copy can bring that lexer to its limits
+    for all of them. So if a copy fails, `renew` compiles a grammar for it alone, in which it takes the same
+    tokens again. Only if it fails there too has the request failed.
     """
 
     def __init__(self, matcher: LLMatcher, size: int, renew: Callable[[], LLMatcher]) -> None:
@@ -87,7 +92,7 @@ class Constraint:
         return mask.astype(np.bool_)
 
     def advance(self, token: int) -> bool:
-        """Take an allowed token. True where nothing but an end may follow."""
+        """Take an allowed token. True if nothing but an end may follow."""
         self._taken.append(token)
         return bool(self._matcher.consume_token(token) and self._matcher.is_stopped())
 
@@ -95,13 +100,13 @@ class Constraint:
         self._shares = False
         self._matcher = self._renew()
         for start in range(0, len(self._taken), _TAKEN_AT_ONCE):
-            self._matcher.compute_bitmask()  # gives a step's fuel, which the tokens taken then use up
+            self._matcher.compute_bitmask()  # allots one step's budget, which the tokens taken next use up
             self._matcher.consume_tokens(self._taken[start : start + _TAKEN_AT_ONCE])
 
 
 class Compiler:
-    """Compiles grammars for one vocabulary. Thread-safe: what one thread compiles holds up no other that
-    wants something else."""
+    """Compiles grammars for one vocabulary. Thread-safe: a thread that compiles one grammar delays no thread
+    that asks for another."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -117,7 +122,8 @@ class Compiler:
         )
 
     def pending(self, structured: StructuredOutput | None) -> Callable[[], None] | None:
-        """What makes `compile` quick, for another thread to do; None if it would give this one at once."""
+        """A function for another thread that prepares this grammar, so that `compile` is quick afterwards;
+        None if `compile` is quick already."""
         if structured is None or self._get(structured) is not None:
             return None
 
@@ -127,8 +133,8 @@ class Compiler:
         return prepare
 
     def check(self, structured: StructuredOutput) -> None:
-        """Compile, and go some steps into the grammar under the limits that every step of a request has.
-        Raises InputError for what fails then."""
+        """Compile the grammar, and take some steps in it under the limits that every step of a request has.
+        Raises InputError if either fails."""
         matcher = self._build(structured)
         for prefer in (_shortest, _longest):
             if problem := _walked(matcher.deep_copy(), self._sizes, prefer):
@@ -145,7 +151,8 @@ class Compiler:
         return matcher
 
     def _renewed(self, structured: StructuredOutput, failed: LLMatcher) -> LLMatcher:
-        """One that shares nothing; who comes later shares nothing with the one that has failed either."""
+        """A matcher that shares nothing with the failed one. Later requests share nothing with that
+        either."""
         with self._lock:
             if self._compiled.get(structured) is failed:
                 del self._compiled[structured]
@@ -181,7 +188,8 @@ class Compiler:
 
 
 def _shortest(sizes: Sizes) -> int:
-    """The last of them: a letter, not the quotation mark that would end a string."""
+    """The last of the ids with the shortest text: a letter rather than the quotation mark that would end a
+    string."""
     return int(np.flatnonzero(sizes == sizes.min())[-1])
 
 
@@ -190,8 +198,9 @@ def _longest(sizes: Sizes) -> int:
 
 
 def _walked(matcher: LLMatcher, sizes: Sizes, prefer: Callable[[Sizes], int]) -> str:
-    """What goes wrong in the first steps of an output of tokens of that size, "" for nothing. Many faults
-    show in a mask only, and a nested repeat exceeds the limits after some dozens of short tokens."""
+    """What goes wrong in the first steps of an output whose tokens `prefer` picks by their sizes; "" if
+    nothing does. The steps are needed because many faults show only in a mask, and a nested repeat exceeds
+    the limits only after some dozens of short tokens."""
     for _ in range(WALKED_TOKENS):
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little", count=sizes.size))
@@ -231,7 +240,7 @@ def _choices(structured: StructuredOutput) -> str:
     options = _json(structured)
     if not isinstance(options, list) or not options or not all(isinstance(o, str) and o for o in options):
         raise InputError("choice: give a JSON list of non-empty strings", param=_PARAM)
-    # One terminal: as rules each option would be an item of the parser's row, which holds 2000.
+    # One terminal: as rules, each option would be an item of a row of the parser, which holds at most 2000.
     quoted = (json.dumps(option, ensure_ascii=False).replace("\x7f", r"\u007f") for option in options)
     return "start: CHOICE\nCHOICE: " + " | ".join(quoted)
 
@@ -258,7 +267,7 @@ def _refusal(structured: StructuredOutput, problem: str) -> InputError:
 
 
 def _one_line(problem: str) -> str:
-    """llguidance's message without the parser's state and the call stack it may print after it."""
+    """llguidance's message, without the parser state and call stack that may follow it."""
     words = re.split("<state>|<backtrace>|<non-verbose/>", problem)[0]
     hint = ": simplify it, nested repeats multiply" if "too many expressions" in words else ""
     return (" ".join(words.split())[:300] or "unknown problem") + hint
@@ -270,7 +279,7 @@ def _limits() -> LLParserLimits:
 
 def _ll_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     class Source:
-        """The attributes llguidance's wrapper asks for."""
+        """The attributes that llguidance's wrapper asks for."""
 
         eos_token_id = vocabulary.eos_ids[0]
         bos_token_id = None

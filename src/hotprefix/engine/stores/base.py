@@ -1,10 +1,10 @@
 """The external store contract. Owns: `Store`, what every L3 store does.
 
-Rules: a store maps 32-byte page keys to framed pages (`frame.py`), of which it understands no more than which
-page comes before which. Its methods block and are called from worker threads (`worker.py`), several at once;
-the engine's own thread never calls them. They raise `LinkError`, or `PageError` if it is the trouble of this
-page alone, and nothing else. Making a store contacts nothing. A page put under a key replaces what was there,
-whole or not at all: no reader ever sees half a page.
+Rules: a store maps 32-byte page keys to framed pages (`frame.py`). All that it understands of a page is which
+page comes before it. Its methods block; worker threads (`worker.py`) call them, several at once, and the
+engine's own thread never does. They raise `PageError` for trouble with one page, `LinkError` for trouble with
+the store, and nothing else. Creating a store object contacts nothing. A page put under a key replaces what
+was there, whole or not at all: no reader ever sees half a page.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ class Store(Protocol):
     """One external store. Runs of keys are in chain order: a page's parent comes before it."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
-        """The framed pages of `keys` in order, None = not there, an error = there but of no use. May be
-        shorter than `keys`, though never empty: the caller asks again for the rest. A failure of the store
-        behind the first key ends the list; one at the first key is raised."""
+        """The framed pages of `keys`, in order. None: the page is absent. An error: it is there but unusable.
+
+        The list may be shorter than `keys`, but is never empty: the caller asks again for the rest. If the
+        store fails at the first key, the failure is raised; if it fails at a later one, the list ends there.
+        """
         ...
 
     def put(self, key: bytes, framed: bytes) -> None:
-        """Store one framed page. A store that evicts by itself gives up no page before those that come after
-        it, and takes none whose parent it lacks (missing), nor one for which the parent would have to go
-        (full): what it holds can be reused from the first page on."""
+        """Store one framed page.
+
+        A store that evicts by itself never evicts a page before the pages that come after it. It refuses a
+        page whose parent it lacks (reason missing), and a page for which the parent would have to be evicted
+        (reason full). So whatever it holds can be reused from the first page on.
+        """
         ...
 
     def present(self, keys: Sequence[bytes]) -> int:
@@ -38,23 +43,23 @@ class Store(Protocol):
         ...
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Make the run the most recently used, so that eviction takes its tail last of all tails, and before
-        its head. Absent keys are ignored. Does nothing where recency is not ours to
-        set."""
+        """Make the run the most recently used: eviction takes its tail after all other tails, and before its
+        head. Absent keys are ignored. Does nothing if the store decides recency by itself."""
         ...
 
     def remove(self, key: bytes) -> None:
-        """Forget one page: it proved unusable. Absent keys are ignored."""
+        """Remove one page that proved unusable. Absent keys are ignored."""
         ...
 
     def close(self) -> None:
-        """Let go of files and sockets. Calls in progress in other threads end soon, by an error."""
+        """Close files and sockets. Calls in progress in other threads soon end with an error."""
         ...
 
     def describe(self) -> str:
-        """Where the store is, for people; never holds a secret."""
+        """Where the store is, for people; never contains a secret."""
         ...
 
     def passed_over(self) -> Mapping[Reason, int]:
-        """How many pages could not be deleted when their turn came, by reason: they stay, and others go."""
+        """How many pages could not be deleted when eviction came to them, by reason. They stay, and other
+        pages are evicted instead."""
         ...

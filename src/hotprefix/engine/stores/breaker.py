@@ -1,10 +1,11 @@
 """When to stop asking a store that fails. Owns: `Breaker`, one link's circuit breaker.
 
-Rules: time comes in as an argument; not thread-safe (its owner holds a lock). Closed: calls go through;
-`failures` failures in a row open it. Open: nothing goes through for `open_s` seconds, then exactly one
-call does, the probe (half-open): its success closes the breaker, its failure opens it again. The right
-to probe is taken by the call itself, never by a request that may be cancelled before it calls, so a
-breaker cannot stay half-open for ever (handed case 132).
+Rules: time is an argument; not thread-safe (its owner holds a lock).
+- Closed: every call goes through. `failures` failures in a row open the breaker.
+- Open: no call goes through for `open_s` seconds; then the breaker lets exactly one through, the probe.
+- Half-open: the probe is in progress. Its success closes the breaker, its failure opens it again.
+The right to probe is taken when a call is made, never by a request that may be cancelled before it calls. So
+a breaker cannot stay half-open for ever (rule 38).
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerConfig:
-    """failures: how many in a row open the breaker. open_s: seconds until a probe may go."""
+    """failures: how many in a row open the breaker.
+    open_s: seconds until a probe is let through.
+    """
 
     failures: int = 3
     open_s: float = 5.0
 
 
 class Breaker:
-    """See the module's rules. opened: how often it went from closed or half-open to open."""
+    """See the module's rules. opened: how often the breaker went from closed or half-open to open."""
 
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
@@ -38,13 +41,13 @@ class Breaker:
         self.opened = 0
 
     def refuses(self, now: float) -> bool:
-        """True where a call made now would not go through. Changes nothing."""
+        """True if a call made now would not go through. Changes nothing."""
         if self.state is BreakerState.OPEN:
             return now - self._opened_at < self._config.open_s
         return self.state is BreakerState.HALF_OPEN
 
     def enter(self, now: float) -> bool:
-        """Ask for one call; True = make it and report `success` or `failure`."""
+        """Ask to make one call. True: make it, then report `success` or `failure`. False: do not."""
         if self.refuses(now):
             return False
         if self.state is BreakerState.OPEN:
@@ -52,7 +55,8 @@ class Breaker:
         return True
 
     def success(self) -> None:
-        """The store answered. A call that began before the breaker opened proves nothing now."""
+        """The store answered. Ignored while the breaker is open: a call that began before that proves nothing
+        about the store now."""
         if self.state is not BreakerState.OPEN:
             self.state = BreakerState.CLOSED
             self._failures = 0

@@ -12,10 +12,16 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """page_bytes: size of every payload; another size is never accepted. timeout_s: how long a fetch may
-    take, and how long one call to the store may before it counts as failed. max_inflight_bytes: host
-    memory for pages being read, and as much again for pages being written. batch_bytes: pages asked for
-    in one call. Raises ConfigError."""
+    """Raises ConfigError for a value out of range.
+
+    page_bytes: size of every payload; a payload of another size is never accepted.
+    readers: number of reading threads.
+    timeout_s: how long a fetch may take, and how long one call to the store may take before it counts as
+    failed.
+    max_inflight_bytes: host memory for pages being read, and as much again for pages being written.
+    batch_bytes: how many bytes of pages one call asks for.
+    breaker: when to stop asking a store that fails.
+    """
 
     page_bytes: int
     readers: int = 2

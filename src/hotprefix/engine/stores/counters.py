@@ -1,8 +1,8 @@
 """What a store worker has done so far. Owns: the counters, and the frozen snapshot people read.
 
-Rules: counters only grow; one place counts each thing once. Units: pages, bytes, seconds. Link bytes
-are bytes moved, frames included, also those nobody could use; a page is counted under its link only if
-it was usable. A `StoreStats` never changes after it was taken.
+Rules: counters only grow, and each event is counted in one place. Units: pages, bytes, seconds. Link bytes
+are all bytes moved, frames and unusable pages included; a page counts under its link only if it was usable. A
+`StoreStats` never changes after it was taken.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ COMPLETE = "complete"
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """One direction between host memory and the store. calls: requests made to the store. seconds:
-    time spent in them, over all threads. failures: read link: unusable pages, and calls that failed or
-    overran the time limit; write link: pages not stored, whoever refused them, and calls that overran the
-    limit, whose page may be there late. Absent pages are no failure. last_error: the latest failure's
-    message. opened: how often the breaker opened."""
+    """One direction between host memory and the store.
+
+    calls: calls made to the store.
+    pages: usable pages moved.
+    bytes: bytes moved.
+    seconds: time spent in calls, summed over all threads.
+    failures: by reason. Read link: unusable pages, and calls that failed or overran the time limit. Write
+    link: pages that were not stored, whether the store or this side refused them, and calls that overran the
+    time limit (their page may still arrive). An absent page is not a failure.
+    last_error: the latest failure's message; None if there was none.
+    breaker: its state now.
+    opened: how often the breaker opened.
+    """
 
     calls: int
     pages: int
@@ -37,13 +45,22 @@ class LinkStats:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """A worker's counters and gauges. endings: how fetches ended, `complete` or their reason (missing
-    is the usual one), cancelled ones included. shared_pages: pages a fetch got from a read that another
-    fetch had begun (single flight). late_pages: pages that came when nobody waited for them any more,
-    dropped. known_pages: puts of pages the store had already. chores_lost: touches, and removals of
-    unusable pages, that were not done. passed_over: files that could not be deleted when their turn came.
-    Gauges: active fetches, reserved_bytes
-    of host memory behind them, queued puts and their bytes, threads that live."""
+    """A worker's counters and gauges.
+
+    store: where the store is, for people.
+    read, write: the two links.
+    endings: how fetches ended: `complete` or a reason (`missing` is the usual one), cancelled ones included.
+    shared_pages: pages that a fetch got from a read which another fetch had begun (single flight).
+    late_pages: pages that arrived after the last fetch had stopped waiting for them, and were dropped.
+    known_pages: puts of pages that the store had already.
+    chores_lost: touches, and removals of unusable pages, that were not done, by reason.
+    passed_over: files that could not be deleted when eviction came to them, by reason.
+    Gauges, of the moment:
+    active_fetches: fetches that have not ended.
+    reserved_bytes: host memory reserved for reads.
+    queued_puts, queued_put_bytes: pages queued or being written, and their bytes.
+    threads: threads that are alive.
+    """
 
     store: str
     read: LinkStats

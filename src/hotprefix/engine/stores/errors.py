@@ -1,9 +1,9 @@
 """Why an external store did not give a page. Owns: `Reason` and the stores' branch of the error tree.
 
 Rules: every failure has exactly one reason of the fixed list below; counters, events and metrics use
-these words. `PageError` means the trouble of one page: the store answered, but gave no usable page or did
-not take this one; `LinkError` means the store itself is in trouble, and it alone feeds the circuit breaker.
-None of them ever ends a request: a page that does not come is recomputed.
+these words. `PageError` means trouble with one page: the store answered, but gave no usable page or did not
+take this one. `LinkError` means that the store itself is in trouble; only it counts for the circuit breaker.
+Neither ever ends a request: a page that does not arrive is computed again (rule 37).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StoreError(HotprefixError):
 
 
 class PageError(StoreError):
-    """The store answered, but one page is not what was asked for, or is not taken."""
+    """The store answered, but one page is not what was asked for, or was not accepted."""
 
 
 class LinkError(StoreError):

@@ -1,10 +1,13 @@
-"""Who waits for which page of the store. Owns: `FetchBook`, the bookkeeping behind the worker's reads.
+"""Which fetch waits for which page of the store. Owns: `FetchBook`, the bookkeeping behind the worker's
+reads.
 
-Rules: no threads, no clock, no store in here; its owner holds a lock around every call. A page is read
-once for all the fetches that want it (single flight), and the end of one fetch never takes a page from
-another. A fetch ends exactly once, with the leading run of pages that came, and is handed out by `take`
-unless it was cancelled. Host memory is bounded: every read reserves one page from its creation until
-nobody holds it, and for as long as a thread may still be filling it.
+Rules: no threads, no clock and no store in here; the owner holds a lock around every call.
+1. A page is read once for all the fetches that want it (single flight). The end of one fetch never takes a
+   page from another.
+2. A fetch ends exactly once, with the leading run of its pages that arrived. `take` gives it out, unless it
+   was cancelled.
+3. Host memory is bounded. A read reserves one page from its creation until no fetch holds it, and for as long
+   as a thread may still be filling it.
 """
 
 from __future__ import annotations
@@ -22,8 +25,12 @@ FetchId = int | str
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """How one fetch ended. payloads: the leading run of its keys that came, verified. reason: why the
-    run ended before the last key, None = it did not. seconds: from submission to the end."""
+    """How one fetch ended.
+
+    payloads: the pages of its leading run of keys that arrived, verified.
+    reason: why the run ended before the last key; None if all keys arrived.
+    seconds: from submission to the end.
+    """
 
     id: FetchId
     payloads: tuple[bytes, ...]
@@ -43,7 +50,7 @@ class _State(Enum):
 
 
 class Read:
-    """One page on its way. owner: the fetch that asked first."""
+    """One page that is queued or being read. owner: the fetch that asked for it first."""
 
     __slots__ = ("key", "owner", "payload", "reason", "state", "waiters")
 
@@ -57,7 +64,11 @@ class Read:
 
 
 class _Fetch:
-    """reads[:ready] have come. limit: why `reads` is shorter than what was asked for."""
+    """A fetch that has not ended.
+
+    ready: how many of its leading reads have arrived.
+    limit: why `reads` is shorter than what was asked for; None if it is not.
+    """
 
     __slots__ = ("deadline", "ended", "id", "limit", "reads", "ready", "reason", "started")
 
@@ -73,7 +84,7 @@ class _Fetch:
 
 
 class FetchBook:
-    """See the module's rules. room: how many pages may be reserved. Counters: shared, late."""
+    """See the module's rules. room: how many pages may be reserved. shared, late: as in `StoreStats`."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -87,12 +98,12 @@ class FetchBook:
 
     @property
     def queued(self) -> int:
-        """Pages that wait for a thread."""
+        """How many pages wait for a thread."""
         return len(self._queue)
 
     @property
     def active(self) -> int:
-        """Fetches that have not ended."""
+        """How many fetches have not ended."""
         return len(self._active)
 
     @property
@@ -100,7 +111,7 @@ class FetchBook:
         return bool(self._ended)
 
     def next_deadline(self) -> float | None:
-        """The earliest time at which a fetch runs out of time; None = no fetch is active."""
+        """The earliest time at which a fetch runs out of time; None if no fetch is active."""
         return min((fetch.deadline for fetch in self._active.values()), default=None)
 
     # -- fetches ----------------------------------------------------------------------------------
@@ -108,8 +119,9 @@ class FetchBook:
     def add(
         self, fetch_id: FetchId, keys: Sequence[bytes], now: float, timeout_s: float, refused: Reason | None
     ) -> None:
-        """Begin a fetch. It takes as many leading keys as there is room for and ends as busy behind
-        them; refused: take none, for this reason. Raises ProtocolError where the id is in use."""
+        """Begin a fetch. It takes as many leading keys as there is room for; if that is not all of them, it
+        ends behind those with the reason busy. refused: take no key, for this reason. Raises ProtocolError if
+        the id is in use."""
         if fetch_id in self._active or fetch_id in self._ended:
             raise ProtocolError(f"fetch {fetch_id!r} is in use: poll or cancel it first")
         fetch = self._active[fetch_id] = _Fetch(fetch_id, now, timeout_s)
@@ -136,12 +148,12 @@ class FetchBook:
         return read
 
     def stop(self, fetch_id: FetchId, now: float) -> None:
-        """End a fetch with what has come by now. Unknown or ended ids are ignored."""
+        """End a fetch with the pages that have arrived by now. Unknown or ended ids are ignored."""
         if (fetch := self._active.get(fetch_id)) is not None:
             self._end(fetch, Reason.STOPPED, now)
 
     def cancel(self, fetch_id: FetchId) -> bool:
-        """Forget a fetch; `take` never gives it. False = unknown id."""
+        """Forget a fetch: `take` will never return it. False: the id is unknown."""
         fetch = self._active.pop(fetch_id, None) or self._ended.pop(fetch_id, None)
         if fetch is None:
             return False
@@ -149,12 +161,12 @@ class FetchBook:
         return True
 
     def expire(self, now: float) -> None:
-        """End every fetch whose time is over."""
+        """End every fetch whose time is up."""
         for fetch in [q for q in self._active.values() if now >= q.deadline]:
             self._end(fetch, Reason.TIMEOUT, now)
 
     def end_all(self, reason: Reason, now: float) -> None:
-        """End every fetch with what has come by now."""
+        """End every fetch with the pages that have arrived by now."""
         for fetch in list(self._active.values()):
             self._end(fetch, reason, now)
 
@@ -203,8 +215,8 @@ class FetchBook:
     # -- reads ------------------------------------------------------------------------------------
 
     def next_batch(self, limit: int) -> list[Read]:
-        """Take up to `limit` queued pages that one fetch asked for; they are being read from now on,
-        until `settle` or `requeue`."""
+        """Take up to `limit` queued pages that one fetch asked for. They count as being read until `settle`
+        or `requeue` is called for them."""
         batch: list[Read] = []
         while self._queue and len(batch) < limit:
             read = next(iter(self._queue))
@@ -216,7 +228,7 @@ class FetchBook:
         return batch
 
     def settle(self, read: Read, result: bytes | Reason, now: float) -> None:
-        """A read ended, with its payload or the reason there is none."""
+        """A read ended: with its payload, or with the reason why there is none."""
         if isinstance(result, Reason):
             read.state, read.reason = _State.FAILED, result
             self.orphan(read)
@@ -231,7 +243,8 @@ class FetchBook:
                 self._advance(fetch, now)
 
     def requeue(self, reads: Sequence[Read]) -> None:
-        """These were not read after all: first in the queue again, or gone if nobody waits."""
+        """These pages were not read after all: they go back to the head of the queue, or are dropped if no
+        fetch waits for them."""
         for read in reversed(reads):
             read.state = _State.QUEUED
             if read.waiters:
@@ -241,6 +254,6 @@ class FetchBook:
                 self._release(read)
 
     def orphan(self, read: Read) -> None:
-        """Let no new fetch join this read; those that wait for it still do."""
+        """Let no new fetch join this read. The fetches that wait for it go on waiting."""
         if self._reads.get(read.key) is read:
             del self._reads[read.key]

@@ -1,13 +1,18 @@
 """Pages in a folder, shared by any number of processes on one machine. Owns: `FileStore`.
 
-Rules: reading takes no lock. Writing does: a lock on `<root>/v2/lock` that the system takes back when a
-process dies. A page is written to `v2/incoming` and renamed, so it is there whole or not at all; a dead
-writer leaves at most that one file, and the next writer overwrites it. Nothing is synced to the disk:
-after a power loss a page may be damaged, which its checksum tells, and that is a miss like any other.
-The quota holds for pages plus index at every moment, over all processes that name the same one. A page goes
-after all that come after it, among those without such the one used longest ago (`index.py` keeps that order);
-so what is held can always be reused from a prefix's first page on. A file that cannot be deleted is counted
-and stepped over. The folder's name has the frame's version in it; an older version's folder is deleted.
+Rules:
+1. Reading takes no lock. Writing takes a lock on `<root>/v2/lock`, which the system releases when a process
+   dies.
+2. A page is written to `v2/incoming` and renamed, so it is there whole or not at all. A writer that dies
+   leaves at most that one file, and the next writer overwrites it.
+3. Nothing is synced to the disk. After a power loss a page may be damaged; its checksum shows that, and it is
+   a miss like any other.
+4. Pages plus index never exceed the quota, over all processes that name the same quota.
+5. A page is evicted only after all pages that come after it. Among the pages without later ones, the one used
+   longest ago goes first (`index.py` keeps that order). So what is held can always be reused from a prefix's
+   first page on.
+6. A file that cannot be deleted is counted, and another is deleted instead.
+7. The folder's name contains the frame's version; folders of older versions are deleted.
 """
 
 from __future__ import annotations
@@ -35,9 +40,9 @@ DEFAULT_QUOTA = "10GB"
 MIN_QUOTA = 1 << 20
 _PAGES = f"??/{'[0-9a-f]' * 2 * KEY_BYTES}"
 _SLACK = 64 << 10  # index growth and journal within one change
-_VICTIMS = 64  # pages deleted within one change of the index, and files tried in vain within one put
-_LOOKS = 4  # files looked for with each page deleted
-_LATEST = 1 << 62  # nanoseconds: the year 2116; what a file's time says beyond it is not believed
+_VICTIMS = 64  # most pages deleted in one change of the index, and most files tried in vain in one put
+_LOOKS = 4  # with each page deleted, so many other rows are checked for their files
+_LATEST = 1 << 62  # nanoseconds: the year 2116; a file's time beyond it is not believed
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _DOWN = {errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENODEV, errno.ENXIO, errno.ESTALE}
@@ -57,8 +62,11 @@ _SQLITE = {
 
 
 class FileStore:
-    """See the module's rules and `Store`. quota: bytes. Creates the folder with the first put, readable
-    by its owner only: pages tell what was in a prompt."""
+    """See the module's rules and `Store`. quota: bytes.
+
+    The folder is created by the first put, and only its owner can read it, because pages tell what was in a
+    prompt.
+    """
 
     def __init__(self, root: Path, quota: int) -> None:
         if quota < MIN_QUOTA:
@@ -132,18 +140,18 @@ class FileStore:
             self._change(lambda index: self._remove(index, key))
 
     def close(self) -> None:
-        if self._mutex.acquire(timeout=0.1):  # else a hung disk holds it; the process's end will do
+        if self._mutex.acquire(timeout=0.1):  # if a hung disk holds it, the process's end closes the files
             self._drop_index()
             self._mutex.release()
 
     def _touch(self, index: FileIndex, keys: Sequence[bytes]) -> None:
-        """The last page of what can be reused speaks for all of it."""
+        """Mark the last page of the leading run that is there; its use counts for the pages before it."""
         run = list(takewhile(lambda key: index.size(key) is not None, keys))
         if run:
             with index.change():
                 used = index.next_use()
                 index.use(run[-1], used)
-            with contextlib.suppress(OSError):  # for the day the index is made anew
+            with contextlib.suppress(OSError):  # the file's time counts if the index has to be rebuilt
                 os.utime(self._path(run[-1]), ns=(used, used))
 
     def _remove(self, index: FileIndex, key: bytes) -> None:
@@ -151,7 +159,7 @@ class FileStore:
             self._delete(index, key)
 
     def _delete(self, index: FileIndex, key: bytes) -> bool | Reason:
-        """Delete a page; False: its file had gone already, a reason: it cannot be deleted."""
+        """Delete a page. True: done. False: its file was gone already. A reason: it cannot be deleted."""
         try:
             self._path(key).unlink()
             there = True
@@ -179,7 +187,7 @@ class FileStore:
         except (OSError, sqlite3.Error) as error:
             if _reason(error) is not Reason.FULL:
                 raise
-            self._evict(index, spared, rows=0, disk=size)  # others filled the disk: make room from our own
+            self._evict(index, spared, rows=0, disk=size)  # the disk is full: make room from our own pages
             self._write(index, key, parent, framed)
 
     def _write(self, index: FileIndex, key: bytes, parent: bytes | None, framed: bytes) -> None:
@@ -203,8 +211,8 @@ class FileStore:
     # -- making room ------------------------------------------------------------------------------
 
     def _make_room(self, index: FileIndex, spared: tuple[bytes, bytes], *, rows: int, disk: int) -> None:
-        """Raises PageError where only pages before the one to be put are left, LinkError where what is left
-        cannot be deleted."""
+        """Evict until `rows` and `disk` bytes are free (see `_evict`). Raises PageError if only pages before
+        the one to be put are left, LinkError if the pages left cannot be deleted."""
         lacking, reason = self._evict(index, spared, rows=rows, disk=disk)
         if lacking > 0 and reason is not None:
             raise LinkError(
@@ -216,9 +224,9 @@ class FileStore:
     def _evict(
         self, index: FileIndex, spared: tuple[bytes, bytes], *, rows: int, disk: int
     ) -> tuple[int, Reason | None]:
-        """Evict until `rows` bytes less are accounted for and `disk` bytes less are on the disk, or nothing
-        is left, or too many files cannot be deleted. Returns the bytes that are lacking of `rows`, and why
-        the last of such files could not."""
+        """Evict pages until the index counts `rows` bytes less and the disk holds `disk` bytes less. Stops
+        early if no page is left or too many files cannot be deleted. Returns how many of the `rows` bytes are
+        still missing, and why the last of those files could not be deleted (None if all could)."""
         tried, reason = 0, None
         victim = index.next_victim(spared) if rows > 0 or disk > 0 else None
         while victim is not None:
@@ -239,8 +247,9 @@ class FileStore:
         return rows, reason
 
     def _forget_vanished(self, index: FileIndex) -> int:
-        """Others delete our files: rows without one take the room of pages that are there. Look for the next
-        few files, all in turn; returns the bytes of rows that were dropped."""
+        """Drop rows whose files have vanished, because other programs delete files and such rows take the
+        room of pages that are there. Each call checks the next few rows, so that all get their turn. Returns
+        the bytes of the rows dropped."""
         rows = index.after(self._looked_at, _LOOKS)
         self._looked_at = rows[-1][0] if len(rows) == _LOOKS else b""
         gone = [(key, size) for key, size in rows if not _may_be_there(self._path(key))]
@@ -255,8 +264,8 @@ class FileStore:
         return self._dir / name[:2] / name
 
     def _change(self, action: Callable[[FileIndex], None]) -> None:
-        """Run an action that writes, alone among all threads and processes. A damaged index is made
-        anew, once. Raises LinkError."""
+        """Run an action that writes, while no other thread or process writes. If the index is damaged it is
+        rebuilt and the action is tried once more. Raises LinkError."""
         try:
             with self._mutex, self._lock_folder():
                 try:
@@ -300,13 +309,14 @@ class FileStore:
         return self._index
 
     def _delete_older(self) -> None:
-        """Pages in an older format, which nobody can read, would take room beside the quota."""
+        """Delete the folders of older formats: their pages cannot be read any more, and the quota does not
+        count them."""
         for folder in (self._root / f"v{version}" for version in range(1, VERSION)):
             for path in (*folder.glob(_PAGES), *(folder / name for name in ("index.db", "incoming", "lock"))):
                 with contextlib.suppress(OSError):
                     path.unlink()
             for path in (*folder.glob("??"), folder):
-                with contextlib.suppress(OSError):  # others' files are in it
+                with contextlib.suppress(OSError):  # it holds files of other programs
                     path.rmdir()
 
     def _drop_index(self) -> None:

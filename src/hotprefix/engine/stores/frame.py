@@ -5,11 +5,12 @@ that very key; anything else raises `PageError` with its reason. The header is 9
 
     magic 4 | version 2 | zero 2 | key 32 | parent's key 32 | payload length 8 | checksum 16 | payload
 
-A prefix's first page has no parent: 32 zeros. Every store keeps the pages of one version apart from those of
-another, under a name that has the version in it, so a page that tells of another version is a damaged one.
-The checksum is XXH3-128 over the header before it and the payload. It finds accidents (torn writes, bad
-disks, swapped files), at memory speed: a cryptographic digest would cost more than reading the page.
-It does not stop somebody who may write to the store: whoever can is trusted, as with any cache.
+A prefix's first page has no parent: 32 zeros. Every store keeps the pages of each version under a name that
+contains the version. So a page whose header gives another version is damaged.
+The checksum is XXH3-128 over the payload and the part of the header before the checksum. It finds accidents
+(torn writes, bad disks, swapped files) at memory speed; a cryptographic digest would cost more than reading
+the page. It does not protect against an attacker who can write to the store: whatever can write to a cache is
+trusted.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def pack(key: bytes, payload: bytes, parent: bytes | None = None) -> bytes:
 
 
 def parent_of(data: bytes) -> bytes | None:
-    """The parent's key that a frame, or its first `HEADER_BYTES`, tells; None where there is none to tell."""
+    """The parent's key in a frame or in its first `HEADER_BYTES`; None for a prefix's first page, and for
+    bytes that are no header of this version."""
     if len(data) < _HEAD.size:
         return None
     magic, version, _, _, parent, _ = _HEAD.unpack_from(data)
@@ -49,8 +51,8 @@ def parent_of(data: bytes) -> bytes | None:
 
 
 def unpack(key: bytes, data: bytes) -> bytes:
-    """The payload framed for `key`. Raises PageError: truncated, corrupted, foreign_version,
-    wrong_length (bytes behind the end) or wrong_key (a sound page of another key)."""
+    """The payload framed for `key`. Raises PageError with the reason truncated, corrupted, foreign_version,
+    wrong_length (there are bytes after the payload) or wrong_key (an intact page of another key)."""
     if len(data) < HEADER_BYTES:
         raise PageError(Reason.TRUNCATED, f"{len(data)} bytes are less than a header of {HEADER_BYTES}")
     magic, version, _, owner, _, length = _HEAD.unpack_from(data)
@@ -73,8 +75,8 @@ def unpack(key: bytes, data: bytes) -> bytes:
 
 
 def checked(key: bytes, found: bytes | PageError | None, page_bytes: int) -> bytes:
-    """The payload in what a store gave for `key`. Raises PageError as `unpack` does, the store's own one, or
-    missing where it gave nothing."""
+    """The payload in what a store gave for `key`. Raises PageError: the store's own if it gave one, missing
+    if it gave None, else as `unpack` does; also if the payload is not `page_bytes` long."""
     if found is None:
         raise PageError(Reason.MISSING, "not there")
     if isinstance(found, PageError):

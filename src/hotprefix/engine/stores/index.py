@@ -1,13 +1,16 @@
-"""What a store folder holds, in which order it goes. Owns: `FileIndex`, a small SQLite file.
+"""What a store folder holds, and in which order its pages are evicted. Owns: `FileIndex`, a small SQLite
+file.
 
-Rules: whoever uses it holds the folder's lock, so nothing in here ever waits for another process. A row
-is committed before its page is written and dropped after the page is gone, so the rows never say less
-than what is on the disk, whenever a process is killed; a row without a page costs room until it is
-evicted, no more. As in the kernel's tree (docs/decisions/0003) a use is written to the last page of its
-run alone, and what a page was used for passes to its parent when it goes. Uses are numbered by a clock of
-the index's own: the machine's nanoseconds where these move on, else one more than the last use; so a clock
-that is set back or forward changes no order. Not durable against power loss (no fsync): a damaged index is
-thrown away and made anew from the folder.
+Rules:
+1. The caller holds the folder's lock, so nothing in here waits for another process.
+2. A row is committed before its page is written, and dropped after the page is gone. So whenever a process is
+   killed, every page on the disk has a row. A row without a page only takes room until it is evicted.
+3. As in the kernel's tree (docs/decisions/0003), a use is written to the last page of its run only, and
+   passes to the parent when that page goes.
+4. Uses are numbered by the index's own clock: the machine's nanoseconds, or one more than the last use if the
+   machine's clock has not moved on. So setting the machine's clock changes no order.
+5. The index does not survive a power loss (there is no fsync). A damaged index is thrown away and rebuilt
+   from the folder.
 """
 
 from __future__ import annotations
@@ -39,8 +42,12 @@ _SCHEMA = (
 
 
 class Row(NamedTuple):
-    """One page. parent: the key of the page before it, None for a first one. used: its last use on the
-    index's clock, which is also its file's modification time, nanoseconds."""
+    """One page.
+
+    parent: the key of the page before it; None for a prefix's first page.
+    bytes: the size of its file.
+    used: its last use on the index's clock, nanoseconds; also the modification time of its file.
+    """
 
     key: bytes
     parent: bytes | None
@@ -49,8 +56,11 @@ class Row(NamedTuple):
 
 
 class FileIndex:
-    """See the module's rules. inode: tells whether the file at `path` is still the one that is open.
-    scan: the folder's pages, asked for where the index is new. Raises sqlite3.Error."""
+    """See the module's rules. Raises sqlite3.Error.
+
+    inode: by it a caller sees whether the file at `path` is still the one that is open.
+    scan: called if the index is new; returns the rows of the folder's pages.
+    """
 
     def __init__(self, path: Path, scan: Callable[[], Iterable[Row]]) -> None:
         self._path = path
@@ -80,7 +90,7 @@ class FileIndex:
 
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
-        """All that is changed inside, or nothing."""
+        """A block of changes that are all made or, if it raises, not made at all."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -99,21 +109,22 @@ class FileIndex:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes the index takes itself."""
+        """Bytes that the index itself takes on the disk."""
         return self._path.stat().st_size
 
     def size(self, key: bytes) -> int | None:
-        """Bytes of a page; None where it has no row."""
+        """Bytes of a page; None if it has no row."""
         found = self._db.execute("SELECT bytes FROM pages WHERE key = ?", (key,)).fetchone()
         return None if found is None else int(found[0])
 
     def after(self, key: bytes, count: int) -> list[tuple[bytes, int]]:
-        """Keys and bytes of the next `count` rows in the order of their keys."""
+        """Keys and bytes of the `count` rows that come after `key` in the order of keys."""
         query = "SELECT key, bytes FROM pages WHERE key > ? ORDER BY key LIMIT ?"
         return self._db.execute(query, (key, count)).fetchall()
 
     def next_victim(self, spared: tuple[bytes, bytes]) -> tuple[bytes, int] | None:
-        """Key and bytes of the page to go next: of those with none behind them the one used longest ago."""
+        """Key and bytes of the page to evict next: of the pages with none after them, the one used longest
+        ago. None if no page is left. spared: keys that are not to be taken."""
         query = "SELECT key, bytes FROM pages WHERE children = 0 AND key NOT IN (?, ?) ORDER BY used LIMIT 1"
         found: tuple[bytes, int] | None = self._db.execute(query, spared).fetchone()
         return found
@@ -121,12 +132,12 @@ class FileIndex:
     # -- changes: inside `change` -----------------------------------------------------------------
 
     def next_use(self) -> int:
-        """A number for a use that is made now; no two are the same."""
+        """A number for a use that is made now; it is larger than all before it."""
         self._db.execute("UPDATE whole SET clock = max(clock + 1, ?)", (time.time_ns(),))
         return int(self._db.execute("SELECT clock FROM whole").fetchone()[0])
 
     def add(self, row: Row) -> None:
-        """Put a row in the place of the one with its key."""
+        """Add a row, in the place of the one with the same key if there is one."""
         self.drop(row.key)
         self._insert(row)
 
@@ -137,8 +148,8 @@ class FileIndex:
         self._db.execute("UPDATE pages SET used = ? WHERE key = ?", (used, key))
 
     def set_aside(self, key: bytes) -> None:
-        """A page that should go cannot: its room stays taken, others go, its parent like any other. It is
-        tried again when all others have been used or have gone."""
+        """Pass over a page that cannot be deleted. Its room stays taken, and other pages are evicted, its
+        parent among them. It is tried again after all other pages have been used or evicted."""
         found = self._db.execute("SELECT bytes FROM pages WHERE key = ?", (key,)).fetchone()
         if found is not None:
             self.add(Row(key, None, found[0], self.next_use()))

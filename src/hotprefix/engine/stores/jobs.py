@@ -1,10 +1,10 @@
 """What the writing thread still has to do. Owns: `JobQueue`, its kinds of jobs and its bounds.
 
-Rules: no threads in here; its owner holds a lock around every call. First in, first out, whatever the kind: a
-chain's touch comes after the puts of its pages, a removal after what was put before it. Puts are bounded in
-bytes, the other kinds in number, and what does not fit is refused. A page is queued or being written at most
-once at a time. The queue holds the only reference that counts: payloads are immutable bytes, so what is
-written is what was given, whatever happens to the page it came from.
+Rules: no threads in here; the owner holds a lock around every call. Jobs are done in the order in which they
+were queued, whatever their kind: a chain's touch after the puts of its pages, a removal after the puts before
+it. Puts are bounded in bytes, the other kinds in number, and a job that does not fit is refused. A page is
+queued or being written at most once at a time. Payloads are immutable bytes, so what is written is what was
+given, whatever happens later to the page that it was copied from (rule 35).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_CHORES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Store a page. parent: the key of the page before it, None for a prefix's first."""
+    """Store a page. parent: the key of the page before it; None for a prefix's first page."""
 
     key: bytes
     parent: bytes | None
@@ -28,14 +28,14 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """A chain was used."""
+    """Mark a chain as just used."""
 
     keys: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """A page proved unusable when it was read: remove it, if it still is."""
+    """Remove a page that proved unusable when it was read, if it is still unusable."""
 
     key: bytes
 
@@ -71,7 +71,8 @@ class JobQueue:
         return key in self._keys
 
     def offer(self, job: Job) -> Reason | None:
-        """Queue a job, a put only of a page that is not held yet; the reason where there is no room."""
+        """Queue a job. Returns None, or the reason why there is no room. A put must be of a page that is
+        neither queued nor being written (see `holds`)."""
         if isinstance(job, Put):
             if self.size + len(job.payload) > self._limit:
                 return Reason.BUSY
@@ -85,7 +86,7 @@ class JobQueue:
         return None
 
     def take(self) -> Job:
-        """The oldest job, in progress until `done`."""
+        """Take the oldest job; it is in progress until `done` is called."""
         self._running = self._waiting.popleft()
         return self._running
 
@@ -96,7 +97,7 @@ class JobQueue:
             self._running = None
 
     def clear(self) -> list[Job]:
-        """Drop what waits; returns it."""
+        """Drop all queued jobs and return them."""
         dropped = list(self._waiting)
         self._waiting.clear()
         for job in dropped:

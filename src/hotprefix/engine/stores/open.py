@@ -1,7 +1,7 @@
 """From a URL to a store. Owns: `open_store`.
 
-Rules: nothing is contacted and no file is made: a store that is absent now may be there later, and until
-then it is a miss. What is wrong with the URL itself is a ConfigError at once.
+Rules: opening contacts nothing and creates no file. A store that is absent now may be there later; until then
+every look-up in it is a miss. A fault of the URL itself is a ConfigError at once.
 """
 
 from __future__ import annotations

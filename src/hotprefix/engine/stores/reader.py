@@ -1,8 +1,8 @@
 """The reading side of a store worker. Owns: `Reader`, what its reading threads do.
 
-Rules: `lock` guards everything here and is never held while the store is called or a page is verified.
-Methods say whether they want it held. Only verified pages of the right size reach the book; the first
-unusable one ends the run of every fetch that wants it.
+Rules: `lock` guards everything here, and is never held while the store is called or a page is verified. The
+worker holds it when it calls any method but `run`. Only verified pages of the right size reach the book; the
+first unusable page ends the run of every fetch that wants it (rule 33).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class _Call:
-    """One call to the store in progress. overdue: counted as failed though it has not returned."""
+    """One call to the store in progress. overdue: it has overrun the time limit and was counted as failed,
+    though it has not returned."""
 
     __slots__ = ("overdue", "reads", "started")
 
@@ -34,8 +35,11 @@ class _Call:
 
 
 class Reader:
-    """See the module's rules. on_ready: a fetch ended (called without the lock). on_spoiled: a page
-    proved unusable (called with it)."""
+    """See the module's rules.
+
+    on_ready: called when a fetch has ended; the lock is not held.
+    on_spoiled: called with the key of a page that proved unusable; the lock is held.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class Reader:
     # -- called with the lock held ----------------------------------------------------------------
 
     def refusal(self, now: float) -> Reason | None:
-        """Why a fetch submitted now would be in vain, if so."""
+        """Why a fetch submitted now would get no page; None if it may get some."""
         if self._closing:
             return Reason.CLOSED
         if self.breaker.refuses(now):
@@ -67,8 +71,8 @@ class Reader:
         return Reason.BUSY if stuck >= self._config.readers else None
 
     def find_overdue(self, now: float) -> None:
-        """Blame the link, once per call, for calls that overran the time limit. Nobody joins their
-        pages any more, so another thread may try them."""
+        """Count a failure of the link for each call that has overrun the time limit, once per call. New
+        fetches no longer join the reads of such a call, so another thread may read the same pages again."""
         for call in self._calls:
             if not call.overdue and now - call.started >= self._config.timeout_s:
                 call.overdue = True
@@ -133,8 +137,8 @@ class Reader:
     def _end(
         self, call: _Call, results: list[bytes | PageError], moved: int, failure: StoreError | None
     ) -> None:
-        """Settle what came; put back what was not read. A failed call settles its first page only:
-        the others may belong to fetches that do not want that page."""
+        """Settle the pages that arrived, and put those that were not read back into the queue. A failed call
+        settles only its first page: the others may belong to fetches that do not want that page."""
         now = self._clock()
         self.find_overdue(now)
         self._calls.discard(call)
@@ -159,13 +163,13 @@ class Reader:
             return
         if result.reason is not Reason.MISSING:
             self.counters.fail(result.reason, str(result))
-            if result.reason is not Reason.DENIED:  # another may read it
+            if result.reason is not Reason.DENIED:  # a process with other rights may be able to read it
                 self._on_spoiled(read.key)
         self.book.settle(read, result.reason, now)
 
 
 def as_store_error(error: Exception) -> StoreError:
-    """Anything that a store raised, as an error with a reason (handed case 101)."""
+    """Whatever a store raised, as an error with a reason (rule 37)."""
     if isinstance(error, StoreError):
         return error
     log.warning("a store failed unexpectedly", exc_info=error)

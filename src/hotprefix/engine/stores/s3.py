@@ -1,8 +1,8 @@
 """Pages in an S3-compatible object store. Owns: `S3Store`.
 
-Rules: one try per call, bounded by the client's time limit: the worker's breaker decides about more.
-Credentials come from the usual AWS variables or the machine's role, never from the URL. What makes room
-is the bucket's life-cycle rule; recency is not ours to set.
+Rules: each call tries once, within the client's time limit; the worker's breaker decides whether to call
+again. Credentials come from the usual AWS variables or the machine's role, never from the URL. The bucket's
+life-cycle rule makes room; this store sets no recency.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class S3Store:
         return self._shown
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
-        """All keys at once; the pages in front of the first failure."""
+        """Asks for all keys at once; returns the pages before the first failure."""
 
         async def one(key: bytes) -> bytes | None:
             try:
@@ -108,17 +108,17 @@ class S3Store:
         return self._call(lambda: sum(1 for _ in takewhile(there, keys)))
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Nothing: an object's age is the bucket's business."""
+        """Does nothing: the bucket decides by an object's age."""
 
     def remove(self, key: bytes) -> None:
         self._call(lambda: obstore.delete(self._bucket, key.hex()))
 
     def passed_over(self) -> Mapping[Reason, int]:
-        """None: the bucket's rule deletes."""
+        """Empty: the bucket's rule deletes objects, not this store."""
         return NOTHING
 
     def close(self) -> None:
-        """Calls in progress end by their time limit: the client has no way to cut them off."""
+        """Calls in progress end when their time limit is reached: the client cannot interrupt them."""
         self._closed.set()
 
     def _call(self, action: Callable[[], T]) -> T:
@@ -131,7 +131,8 @@ class S3Store:
             raise self._link_error(error, started) from error
 
     def _link_error(self, error: BaseException, started: float) -> LinkError:
-        """The client has one error for all that goes wrong on the way; the time tells which it was."""
+        """The client has one error for all connection problems; the time it took tells a timeout from
+        others."""
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
             reason = Reason.DENIED
         elif not isinstance(error, (BaseError, OSError)):

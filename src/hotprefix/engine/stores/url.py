@@ -1,7 +1,7 @@
 """Reading store URLs. Owns: `Options`, `parse_bytes` and what may be shown of a URL.
 
-Rules: an unknown, doubled or malformed option is a ConfigError that names the known ones; a password is
-never in a message.
+Rules: an unknown, repeated or malformed option is a ConfigError that names the known options. No message
+contains a password.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse_bytes(text: str, param: str) -> int:
 
 
 class Options:
-    """A URL's query. shown: the URL without its query and password."""
+    """The options in a URL's query. shown: the URL without its query and password."""
 
     def __init__(self, url: SplitResult, known: Collection[str]) -> None:
         host = url.netloc.rpartition("@")[2]

@@ -1,9 +1,9 @@
 """Pages in a Valkey or Redis server. Owns: `ValkeyStore`.
 
-Rules: one try per call, bounded by the socket's time limit: the worker's breaker decides about more.
-What makes room is the server's business: give it `maxmemory` and an `allkeys-lru` (or `-lfu`) policy;
-without such a policy a full server refuses puts, reason full. Keys are `hotprefix:`, the frame's version, `:`
-and the raw page key, so that another format or another tenant of the server is never touched.
+Rules: each call tries once, within the socket's time limit; the worker's breaker decides whether to call
+again. The server makes room by itself: give it `maxmemory` and the policy `allkeys-lru` (or `-lfu`). Without
+such a policy a full server refuses puts (reason full). A key is `hotprefix:`, the frame's version, `:` and
+the raw page key, so pages of another format and keys of other programs are never touched.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class ValkeyStore:
         self._call(lambda: self._client.unlink(PREFIX + key))
 
     def passed_over(self) -> Mapping[Reason, int]:
-        """None: the server deletes."""
+        """Empty: the server evicts, not this store."""
         return NOTHING
 
     def close(self) -> None:
-        """Sockets in use are shut down, which ends the calls that wait on them."""
+        """Shuts down the sockets in use, which ends the calls that wait on them."""
         self._closed.set()
         self._client.connection_pool.disconnect()
 
@@ -125,7 +125,7 @@ def _reason(error: Exception) -> Reason:
 
 
 def _password(url: SplitResult, options: Options) -> str | None:
-    """From the URL or, better, from a file, which no process list shows."""
+    """The password, from the URL or from a file. A file is better: a process list shows the URL."""
     path = options.optional("password_file")
     if path is None:
         return unquote(url.password) if url.password else None

@@ -1,10 +1,13 @@
 """The threads between the engine and an external store. Owns: `StoreWorker`.
 
-Rules: no method but `drain` and `close` ever waits for the store. Whatever a store does (fail, hang,
-answer late, answer rubbish), every fetch ends by its time limit with the verified pages that came, every
-put is done or counted under its reason, and `close` returns. Results live in private immutable bytes, so
-a late one cannot overwrite anything. Reads and writes have threads and a circuit breaker of their own:
-a store that is full still gives pages. Time limits are enforced in `poll`, by the caller's thread.
+Rules:
+1. Only `drain` and `close` ever wait for the store.
+2. Whatever a store does (fail, hang, answer late, answer nonsense), every fetch ends by its time limit with
+   the verified pages that arrived, every put is done or counted under a reason, and `close` returns (rule
+   37).
+3. Results are private immutable bytes, so a late result cannot overwrite anything.
+4. Reads and writes have separate threads and circuit breakers, so a store that is full still gives pages.
+5. Time limits are enforced in `poll`, by the caller's thread.
 """
 
 from __future__ import annotations
@@ -28,8 +31,12 @@ log = logging.getLogger(__name__)
 
 
 class StoreWorker:
-    """See the module's rules. on_ready: called without arguments, from any thread, when `poll` has
-    something to give; it must be quick. clock: seconds, monotonic. Takes over the store: closes it."""
+    """See the module's rules. The worker owns the store that it is given, and closes it.
+
+    on_ready: called without arguments, from any thread, when `poll` has something to return; it must be
+    quick.
+    clock: seconds, monotonic.
+    """
 
     def __init__(
         self,
@@ -56,9 +63,9 @@ class StoreWorker:
     # -- fetches ----------------------------------------------------------------------------------
 
     def submit_fetch(self, fetch_id: FetchId, keys: Sequence[bytes], timeout_s: float | None = None) -> None:
-        """Ask for the longest leading run of `keys` the store has, in chain order. `poll` tells the
-        outcome once, also when nothing could be asked. timeout_s: this fetch's own time limit. Raises
-        ProtocolError where the id is in use."""
+        """Ask for the longest leading run of `keys` (in chain order) that the store has. `poll` returns the
+        outcome once, even if the store could not be asked. timeout_s: this fetch's own time limit. Raises
+        ProtocolError if the id is in use."""
         with self._lock:
             now = self._clock()
             self._reader.find_overdue(now)
@@ -70,18 +77,18 @@ class StoreWorker:
             self._on_ready()
 
     def stop(self, fetch_id: FetchId) -> None:
-        """End a fetch now with what has come so far (reason stopped). Unknown ids are ignored."""
+        """End a fetch now with the pages that have arrived (reason stopped). Unknown ids are ignored."""
         with self._lock:
             self._reader.book.stop(fetch_id, self._clock())
 
     def cancel(self, fetch_id: FetchId) -> None:
-        """Forget a fetch: `poll` will never tell about it. Unknown ids are ignored."""
+        """Forget a fetch: `poll` will never return it. Unknown ids are ignored."""
         with self._lock:
             if self._reader.book.cancel(fetch_id):
                 self._endings[Reason.CANCELLED] += 1
 
     def poll(self) -> list[Fetched]:
-        """The fetches that ended since the last call, those out of time included."""
+        """The fetches that ended since the last call, including those that ran out of time."""
         with self._lock:
             now = self._clock()
             self._reader.find_overdue(now)
@@ -94,16 +101,19 @@ class StoreWorker:
         return [fetched for fetched, _ in taken]
 
     def next_deadline(self) -> float | None:
-        """The clock's time by which `poll` must be called again, None = no fetch is active."""
+        """The time, on the worker's clock, by which `poll` must be called again; None if no fetch is
+        active."""
         with self._lock:
             return self._reader.book.next_deadline()
 
     # -- puts -------------------------------------------------------------------------------------
 
     def submit_put(self, key: bytes, payload: bytes, parent: bytes | None = None) -> bool:
-        """Store a page in the background. parent: the key of the page before it, None for a prefix's first;
-        it must be there, or be submitted before. False = dropped, counted under its reason; a page that is
-        on its way already counts as taken. Raises ValueError for a payload of another size."""
+        """Store a page in the background. parent: the key of the page before it, which must be in the store
+        or have been submitted before; None for a prefix's first page. True: the page is queued, or was
+        already.
+        False: it was dropped and counted under its reason. Raises ValueError for a payload of another
+        size."""
         if len(payload) != self._config.page_bytes:
             raise ValueError(f"a page has {self._config.page_bytes} bytes, got {len(payload)}")
         owned = bytes(payload)
@@ -111,8 +121,9 @@ class StoreWorker:
             return self._writer.offer(Put(key, parent, owned))
 
     def submit_touch(self, keys: Sequence[bytes]) -> None:
-        """Mark a chain as just used, its head most of all, after all that was submitted before. Call it when
-        a request's last page has been put; fetched runs are touched without asking."""
+        """Mark a chain as just used; its head becomes the most recent. This is done after all jobs that were
+        submitted before. Call it when a request's last page has been submitted. Runs that were fetched are
+        touched without a call."""
         with self._lock:
             self._touch(tuple(keys))
 
@@ -148,14 +159,14 @@ class StoreWorker:
             )
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until every queued put and touch is done; False = not within the time."""
+        """Wait until every queued put and touch is done. False: not within `timeout_s`."""
         with self._lock:
             return self._writer.drain(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> int:
-        """Drop what is queued, end the threads, close the store. Calls in progress get half the time
-        to end by themselves and are then cut off by closing the store. Returns how many threads a
-        hung store still holds (0: all ended); these are daemons and do nothing when they return."""
+        """Drop what is queued, end the threads, close the store. Calls in progress get half the time to end
+        by themselves; then closing the store cuts them off. Returns how many threads a hung store still holds
+        (0: all have ended). Those are daemon threads and do nothing when they return."""
         with self._lock:
             self._reader.close(self._clock())
             self._writer.close()

@@ -1,12 +1,14 @@
 """The writing side of a store worker. Owns: `Writer`, what its thread does.
 
-Rules: `lock` guards everything here and is never held while the store is called. One thread does the jobs in
-the order in which they came (`jobs.py`), so no touch and no removal overtakes a put, or the other way round.
-Every job is done, or counted under the reason why not. A call that overruns the time limit counts as a
-failure of the link once for each limit it takes; while it lasts nothing is queued, and once the breaker has
-opened over it what was queued is dropped. A page is not put if the store has it, nor if it lacks the page
-before, for it could not be reached. Only trouble of the store itself feeds the breaker, that of one page does
-not.
+Rules: `lock` guards everything here, and is never held while the store is called.
+1. One thread does the jobs in the order in which they were queued (`jobs.py`), so no put, touch or removal
+   overtakes another.
+2. Every job is done, or counted under the reason why it was not.
+3. A call that overruns the time limit counts as a failure of the link, and once more for each further limit
+   that it takes. While it lasts no job is queued. If the breaker opens over it, the queued jobs are dropped.
+4. A page is not put if the store has it already, nor if the store lacks the page before it: it could not be
+   reached.
+5. Only trouble of the store itself counts for the breaker; trouble with one page does not.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from hotprefix.engine.stores.reader import as_store_error
 
 
 class Writer:
-    """See the module's rules. known: pages not written because the store had them already. chores_lost:
-    touches and removals not done, by reason."""
+    """See the module's rules. known: how many pages were not written because the store had them already.
+    chores_lost: touches and removals that were not done, by reason."""
 
     def __init__(
         self, store: Store, config: WorkerConfig, lock: threading.Lock, clock: Callable[[], float]
@@ -49,7 +51,7 @@ class Writer:
     # -- called with the lock held ----------------------------------------------------------------
 
     def offer(self, job: Job) -> bool:
-        """Queue a job; False = dropped and counted. A page on its way already counts as taken."""
+        """Queue a job. False: it was dropped and counted. A put of a page that is queued already is True."""
         if isinstance(job, Put) and self.jobs.holds(job.key):
             return True
         now = self._clock()
@@ -69,7 +71,7 @@ class Writer:
         return Reason.BUSY if self._overdue else None
 
     def find_overdue(self, now: float) -> None:
-        """Blame the link for a call that overruns the time limit."""
+        """Count a failure of the link if the call in progress has overrun the time limit."""
         if self._started is None:
             return
         limits = int((now - self._started) / self._config.timeout_s)
@@ -93,7 +95,7 @@ class Writer:
             self.chores_lost[reason] += 1
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is queued or in progress. Lets go of the lock meanwhile."""
+        """Wait until nothing is queued or in progress. The lock is released while waiting."""
         return self._settled.wait_for(lambda: self.jobs.idle, timeout_s)
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class Writer:
                 self._settled.notify_all()
 
     def _do(self, job: Job) -> tuple[int, StoreError | None]:
-        """Bytes moved, and what went wrong."""
+        """Do a job; returns the bytes moved, and the error if there was one."""
         try:
             if isinstance(job, Put):
                 return self._put(job), None
@@ -137,8 +139,8 @@ class Writer:
         return 0, None
 
     def _put(self, job: Put) -> int:
-        """Bytes written, 0 = the store has the page."""
-        # The chain's last page was put just now: it is there.
+        """Put a page; returns the bytes written, 0 if the store has the page already."""
+        # If the parent is the page that was put last, it is there: no need to ask.
         wanted = () if job.parent is None or job.parent == self._latest else (job.parent,)
         self._latest = None
         there = self._store.present((*wanted, job.key))
@@ -151,7 +153,7 @@ class Writer:
         return len(framed)
 
     def _discard(self, key: bytes) -> None:
-        """It may have been put anew since it was read."""
+        """Read the page once more, and remove it only if it is still unusable: it may have been replaced."""
         try:
             checked(key, self._store.get([key])[0], self._config.page_bytes)
         except PageError as error:

@@ -1,9 +1,16 @@
 """Which leaf loses its tail first. Owns: the pure sort keys and the lazy heap over evictable leaves.
 
-Rules: a key is a pure function of a read-only leaf view; smaller goes first. What a touch or a use does to a
-leaf in the heap makes its key grow: the entry that is too small is pushed back when it surfaces, and
-nothing is re-heapified. Where a key shrinks (an expected use is over) whoever shrinks it pushes the leaf
-again; the entry it had is dropped when it surfaces. Time never enters a key: see `expect`.
+Rules:
+1. A key is a pure function of a read-only view of the leaf. The leaf with the smallest key is evicted first.
+2. A touch or a use of a leaf makes its key grow, and leaves the heap alone. The leaf's entry is then too
+   small: `pop` finds that out when the entry reaches the top, and queues the leaf again under its current
+   key.
+3. If a key shrinks (an expected use has been answered or has lapsed), the code that shrinks it calls `push`
+   again. The leaf's older entry is void, and is dropped when it reaches the top.
+4. Time is never part of a key: see expect.py.
+
+Example (LRU): leaf a is queued under (5,), leaf b under (7,). A touch at tick 9 makes a's key (9,). `pop`
+takes a's entry (5,), queues a again under (9,), and returns b.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ def lfu(leaf: LeafView) -> SortKey:
 
 
 def slru(leaf: LeafView) -> SortKey:
-    """Segmented LRU: what nobody used again goes before what somebody did."""
+    """Segmented LRU: leaves that were never used again go before those that were; LRU in each segment."""
     return (1 if leaf.hits > 0 else 0, leaf.last_access)
 
 
@@ -59,12 +66,12 @@ def priority(leaf: LeafView) -> SortKey:
 
 
 def sieve(leaf: LeafView) -> SortKey:
-    """In the order of creation, round by round of the hand (SIEVE, NSDI'24)."""
+    """By the hand's round, and by creation within a round (SIEVE, NSDI'24)."""
     return (leaf.round, leaf.created)
 
 
 def reuse(leaf: LeafView) -> SortKey:
-    """What nobody is expected to use goes first, LRU; then what is expected last (issue 4)."""
+    """Leaves without an expected use go first, LRU; then the leaf whose next use is due last."""
     if leaf.expected is None:
         return (0, leaf.last_access)
     return (1, -leaf.expected.due, leaf.last_access)
@@ -72,8 +79,9 @@ def reuse(leaf: LeafView) -> SortKey:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """key: smaller goes first. second_chance: a leaf that was used since the hand last came by is spared
-    for one round."""
+    """key: the leaf with the smallest goes first.
+    second_chance: a leaf that was used since the hand last came by is spared for one round.
+    """
 
     key: Callable[[LeafView], SortKey]
     second_chance: bool = False
@@ -91,8 +99,12 @@ POLICIES: Mapping[Eviction, Policy] = {
 
 
 class Leaf(LeafView, Protocol):
-    """A leaf as the heap sees it. queued: the key of its valid entry, the heap's own mark. visited: used
-    since the hand last came by."""
+    """A leaf as the heap sees it.
+
+    queued: the key of the leaf's valid entry, None if it has none. Only the heap writes it.
+    visited: whether the leaf was used since the hand last came by.
+    round: the round of the hand in which the leaf's turn comes.
+    """
 
     queued: SortKey | None
     visited: bool
@@ -106,8 +118,11 @@ L = TypeVar("L", bound=Leaf)
 
 
 class EvictionHeap(Generic[L]):
-    """Evictable leaves by sort key. `pop` skips what is no longer evictable. round: of the hand, which starts
-    anew with the oldest leaf each time it has passed them all."""
+    """Evictable leaves by sort key.
+
+    round: the number of the hand's current round. The hand passes the leaves from the oldest to the newest;
+    when it has passed them all, the next round begins with the oldest again.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -119,7 +134,8 @@ class EvictionHeap(Generic[L]):
         return len(self._heap)
 
     def push(self, leaf: L) -> None:
-        """Make sure that an evictable leaf is found at its place or before."""
+        """Queue an evictable leaf under its current key. A leaf that is queued already under a smaller or
+        equal key stays where it is: `pop` queues it again when it gets there."""
         key = self._policy.key(leaf)
         if leaf.queued is None or key < leaf.queued:
             self._sequence += 1
@@ -130,7 +146,10 @@ class EvictionHeap(Generic[L]):
         heapq.heappush(self._heap, (key, sequence, leaf))
 
     def pop(self) -> L | None:
-        """The evictable leaf with the smallest current key, or None; it leaves the heap."""
+        """Take the evictable leaf with the smallest current key off the heap; None if there is none.
+
+        Void entries are dropped on the way, and so are leaves that are no longer evictable.
+        """
         while self._heap:
             key, sequence, leaf = heapq.heappop(self._heap)
             if leaf.queued is not key:
@@ -150,7 +169,8 @@ class EvictionHeap(Generic[L]):
         return None
 
     def prune(self) -> None:
-        """Drop entries that are void or no longer evictable; these leaves re-enter when they are again."""
+        """Drop void entries and leaves that are not evictable now. Such a leaf is pushed again when it
+        becomes evictable."""
         kept = []
         for entry in self._heap:
             key, _, leaf = entry

@@ -1,13 +1,16 @@
 """The shape of the prefix tree. Owns: the radix trees (one per namespace), the runs they are made of, and how
 many nodes and pages these are.
 
-Rules: a run is cut, lengthened, shortened and joined here and nowhere else, so the counts, the versions that
-matches compare (node.py), the planned marks and the watch follow on every path. Who is pinned, wanted or
-evicted is decided elsewhere (tree.py); here it only moves along: the upper part of a cut is as protected as
-what hangs below it, and a parent inherits what its leaving child was used for (decision 3). Runs that nothing
-tells apart any more are joined by `tidy`, in moments when no match is about to be used. Its work (nodes
-looked at and pages copied) is at most JOIN_WORK for each event (a page evicted, a use, a publication), and
-one look along a chain: a long one waits until copying it whole is paid for, and is then copied once.
+Rules:
+1. A run is cut, lengthened, shortened and joined here and nowhere else, so the counts, the versions that
+   matches compare (node.py), the planned marks and the watch are right after each of these.
+2. What is pinned, and what is evicted next, is decided in tree.py; here such facts are only carried along.
+   The upper part of a cut is as protected as the part below it, and a parent takes over what a leaving child
+   was used for (decision 3).
+3. `tidy` joins runs that nothing tells apart any more. It is called only when no match is about to be used.
+4. The work of joining is paid for by events (a page evicted, a use, a publication), JOIN_WORK units each. A
+   unit is a node looked at or a page copied. A chain of runs is joined only when the whole of it is paid for,
+   so a long chain is copied once for many branches that have left, not once for each.
 """
 
 from __future__ import annotations
@@ -25,9 +28,17 @@ UNUSED = 1 << 30
 
 
 class Forest:
-    """roots: by namespace. retired: roots that no namespace leads to any more. planned: nodes that the step
-    in flight computes; those without pages are gone. nodes, pages: how many there are, roots aside. watch:
-    see TreeWatch. events, work: what paid for joining cut runs, and what that cost, see the rules."""
+    """The trees of all namespaces.
+
+    roots: the root of each namespace that has one.
+    retired: the roots of trees that no lookup finds any more (see `retire`), until they have neither children
+    nor pins.
+    planned: the nodes that the step in flight computes. A node in it without pages has left the tree.
+    nodes, pages: how many there are; roots do not count.
+    watch: the observer of real pages; None if there is none.
+    events: how many events have paid for joins so far.
+    work: how many units of work joins have cost so far.
+    """
 
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
@@ -45,14 +56,14 @@ class Forest:
         self._price = 0
 
     def root(self, namespace: Namespace) -> Node:
-        """The namespace's root, which is made where there is none."""
+        """The namespace's root; it is made if there is none."""
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Node(namespace, None, b"", [])
         return root
 
     def drop_if_empty(self, root: Node) -> None:
-        """A root that holds nothing, and that nobody holds, goes."""
+        """Drop a root that has no children and no pins."""
         if not root.children and not root.pins:
             root.version += 1
             root.cuts += 1
@@ -62,7 +73,7 @@ class Forest:
                 self.roots.pop(root.namespace, None)
 
     def walk_nodes(self) -> Iterator[Node]:
-        """Every node except roots, parents before children; those that are retired last."""
+        """Every node except roots, parents before children; those of retired trees last."""
         for roots in (self.roots.values(), self.retired):
             stack = [child for root in roots for child in root.children.values()]
             while stack:
@@ -71,15 +82,16 @@ class Forest:
                 stack.extend(node.children.values())
 
     def retire(self) -> None:
-        """From now on nothing of what is here is found, nor what is put below it. Whoever holds a pin keeps
-        what it protects. Each namespace starts anew."""
+        """Make all trees invisible to lookups, together with everything that is put below them later. Each
+        namespace starts with a new tree. Pinned pages stay until their last pin is returned, and are then the
+        first to be evicted."""
         for node in reversed([*self.roots.values(), *self.walk_nodes()]):
             if self.watch is not None and node.pages and not (node.planned or node.retired):
                 self.watch.removing(node, len(node.pages))
             node.retired = True
             node.version += 1
             node.cuts += 1
-            # First to go under every policy, as soon as it is not pinned any more.
+            # The first to be evicted under every policy, as soon as its last pin is returned.
             node.last_access = node.created = node.hits = node.round = 0
             node.visited, node.expected, node.priority = False, None, UNUSED
         self.retired.update(self.roots.values())
@@ -88,7 +100,7 @@ class Forest:
     # -- growing ----------------------------------------------------------------------------------
 
     def add_child(self, parent: Node, key: bytes, pages: list[int], planned: bool) -> Node:
-        """A new run below `parent`, which has none that begins with the same page."""
+        """Add a run below `parent`, which must have no child that begins with the same page."""
         node = Node(parent.namespace, parent, key, pages, self._next_serial())
         node.planned = planned
         node.retired = parent.retired
@@ -104,11 +116,11 @@ class Forest:
         return node
 
     def planned_nodes(self) -> list[Node]:
-        """Those that are still there."""
+        """The planned nodes that are still in the tree."""
         return [node for node in self.planned if node.pages]
 
     def settle(self) -> list[Node]:
-        """The step that computes the planned pages has run: they are real. Returns their nodes."""
+        """The step that computes the planned pages has run: make them real. Returns their nodes."""
         settled, self.planned = self.planned_nodes(), []
         for node in settled:
             node.planned = False
@@ -122,8 +134,8 @@ class Forest:
     # -- cutting and joining ----------------------------------------------------------------------
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut a node after `at` pages; returns the upper part. The lower part stays `node`, so pins on it
-        keep their meaning."""
+        """Cut a node after `at` pages; returns the new upper part. The lower part stays `node`, so a pin on
+        it still protects the same prefix. Raises ProtocolError unless 0 < at < the node's pages."""
         parent = node.parent
         if parent is None or not 0 < at < len(node.pages):
             raise ProtocolError(f"cannot split a node of {len(node.pages)} pages at {at}")
@@ -145,8 +157,9 @@ class Forest:
         return upper
 
     def _split_seams(self, node: Node, upper: Node, at: int) -> None:
-        """The upper part's figures are those of the seam it ends at. Without one, no use has ended there: it
-        was created with the pages around it, and inherits the rest when these go."""
+        """Divide a cut node's seams, and set what the upper part was used for. If it ends at a seam, that is
+        what the seam says. If not, no use has ended there: the upper part has the creation and priority of
+        the pages around the cut, and takes over the rest from its child when that leaves."""
         below = [seam for seam in node.seams if seam.end > at]
         around = below[0] if below else node
         upper.created, upper.priority = around.created, around.priority
@@ -158,12 +171,14 @@ class Forest:
             _figures(upper, upper.seams.pop())
 
     def merge_up(self, node: Node) -> Node:
-        """Join a pinned run with those above it where nothing tells them apart; returns where its end is now.
+        """Join a pinned run with those above it if nothing tells them apart; returns the node that holds its
+        end now.
 
-        A request that extends its own prefix page by page should leave one run, not a chain. Only where
-        nobody could tell: the parent is real, has this child alone, is pinned through it alone, and was or
-        will be used by nobody but its publisher. Short runs gather until they are worth copying a long
-        parent for, so that an answer of n pages costs n log n, not n².
+        A request that extends its own prefix page by page should leave one run, not a chain of runs. Two runs
+        are joined only if no result could show it: the parent is real, has this child alone and is pinned
+        only through it; no request but the publisher has used either run, and none is expected at the
+        parent's end. A run waits until it has at least 1 / MERGE_FROM of its parent's pages, so that an
+        answer of n pages costs n log n copies and not n².
         """
         parent = node.parent
         while not (
@@ -177,7 +192,7 @@ class Forest:
         return node
 
     def _join(self, parent: Node, node: Node) -> None:
-        """A run goes on where the one below it ended."""
+        """Append a run to its parent; `node` leaves the tree."""
         parent.key += node.key
         parent.pages += node.pages
         parent.children = node.children
@@ -195,18 +210,19 @@ class Forest:
     # -- joining what was cut ---------------------------------------------------------------------
 
     def note(self, node: Node) -> None:
-        """A run may have one child alone from now on, which nothing tells apart from it."""
+        """Remember a run that may have a single child which nothing tells apart from it: `tidy` looks at
+        it."""
         if len(node.children) == 1 and node.parent is not None:
             self._cut[node] = None
 
     def earn(self, events: int) -> None:
-        """Something has happened that pays for joining."""
+        """Count events that pay for joins (see the module's rules)."""
         self.events += events
         if self._cut:
             self._credit += JOIN_WORK * events
 
     def tidy(self) -> None:
-        """Join noted runs with what is above and below them, as far as that is paid for."""
+        """Join noted runs with the runs above and below them, as far as that is paid for."""
         while self._cut and self._credit >= self._price:
             node = next(iter(self._cut))
             chain = self._chain(node)
@@ -227,7 +243,8 @@ class Forest:
         self.work += work
 
     def _chain(self, node: Node) -> list[Node]:
-        """Live runs around a noted one, each the only child of the one before, that can be one run."""
+        """The runs around a noted one that could be one run, top first: each is the only child of the one
+        before it. The noted run alone if it cannot be joined or has left the tree."""
         if not node.pages:
             return [node]
         chain = [node]
@@ -242,8 +259,8 @@ class Forest:
         return chain
 
     def _join_chain(self, chain: list[Node]) -> None:
-        """The last run takes over the pages of all above it, so that pins on its end keep their meaning; on
-        the others' ends there are none."""
+        """Make a chain one run. The last run takes over the pages of all above it, so that a pin on its end
+        still protects the same prefix; the ends of the others have no pins."""
         bottom, top = chain[-1], chain[0]
         above = top.parent
         assert above is not None
@@ -271,8 +288,8 @@ class Forest:
     # -- shrinking --------------------------------------------------------------------------------
 
     def shrink(self, leaf: Node, count: int) -> Node:
-        """Take `count` pages off an unpinned leaf's tail, not beyond its last seam; an empty leaf leaves the
-        tree. Returns the node that ends there now: the leaf or its parent."""
+        """Take `count` pages off an unpinned leaf's tail, at most as many as lie behind its last seam. An
+        empty leaf leaves the tree. Returns the node that ends there now: the leaf or its parent."""
         if self.watch is not None and not (leaf.planned or leaf.retired):
             self.watch.removing(leaf, count)
         self.pages -= count
@@ -291,7 +308,8 @@ class Forest:
         return end
 
     def _remove(self, leaf: Node) -> Node:
-        """The parent stands for the leaf from now on. Expected uses are not handed on here."""
+        """Take an empty leaf out of the tree. Its parent takes over what it was used for, but not its
+        expected use, which `PrefixTree._take` passes on. Returns the parent."""
         parent = leaf.parent
         if parent is None:
             raise ProtocolError("a root has no pages to give")
@@ -306,7 +324,7 @@ class Forest:
         return parent
 
     def _name(self, node: Node) -> bytes:
-        """Its first page's tokens: what its parent knows it by."""
+        """The tokens of a node's first page, by which its parent knows it."""
         return bytes(node.key[: self._page_bytes])
 
     def _next_serial(self) -> int:
@@ -315,8 +333,8 @@ class Forest:
 
 
 def _joinable(upper: Node, lower: Node) -> bool:
-    """Whether a run and its only child could be one run: both are real, nobody holds the upper one's end, and
-    nobody is expected there."""
+    """Whether a run and its only child could be one run: both are real, the upper one's end has no pin of its
+    own, and no use is expected there."""
     return (
         upper.parent is not None
         and len(upper.children) == 1
@@ -327,7 +345,7 @@ def _joinable(upper: Node, lower: Node) -> bool:
 
 
 def _inherit(upper: Node | Seam, lower: Node) -> None:
-    """What lies behind the upper one's end goes: from now on that stands for both."""
+    """The pages behind `upper`'s end leave: take over what they (`lower`) were used for."""
     upper.last_access = max(upper.last_access, lower.last_access)
     upper.hits += lower.hits
     upper.round = max(upper.round, lower.round)
@@ -335,6 +353,6 @@ def _inherit(upper: Node | Seam, lower: Node) -> None:
 
 
 def _figures(node: Node, seam: Seam) -> None:
-    """A node ends at this seam now."""
+    """Give a node that ends at this seam now what the seam says."""
     node.last_access, node.created, node.hits = seam.last_access, seam.created, seam.hits
     node.priority, node.visited, node.round = seam.priority, seam.visited, seam.round

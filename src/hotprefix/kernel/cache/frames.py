@@ -1,14 +1,20 @@
 """What a layer group beside full attention keeps of a prefix. Owns: `Frames`, one group's pool, and which
 page has a frame in it.
 
-Rules (issue 3, *Sliding-window and hybrid states*): a page names one piece of one prefix; full attention
-keeps its KV as long as the page lives. A group that looks back only `lookback` tokens keeps a page in a
-*frame* of its own pool, and only as long as that is worth it: a page without one is a *hole*. To go on
-after a prefix the group needs the frames of its last `reach` pages and nothing before them. A frame is held
-while a running sequence's window covers its page, else idle; free + held + idle = total. Idle frames go in
-this order: first what windows have passed, then, least recently used first, the windows at which a prompt
-or a request ended or which two hits have used. A recurrent state is a window of one token whose frames are
-optional: only the page at whose end a chunk stops gets one, the state's checkpoint.
+Rules (docs/decisions/0014):
+1. A page is a name for P positions of one prefix. Full attention keeps their KV as long as the page lives. A
+   layer group reads only the last `lookback` tokens, so it keeps a page's KV in a *frame* of its own pool,
+   which may be taken away while the page lives. A page without a frame is a *hole* for the group.
+2. To go on from the end of a prefix, the group needs the frames of its last `reach` pages and none before
+   them.
+   Example: with a lookback of 64 and pages of 16, reach is 4.
+3. A frame is *held* while the window of a running sequence covers its page, and *idle* otherwise.
+   free + held + idle = total.
+4. Idle frames are evicted in this order: first those of pages that windows have merely passed, latest first;
+   then, least recently used first, those of windows at which a prompt or a request ended or from which two
+   requests have gone on.
+5. A recurrent state is a window of one token whose frames are optional: only a page at whose end a chunk
+   stops gets one, which holds the state at that place (a checkpoint).
 """
 
 from __future__ import annotations
@@ -21,13 +27,13 @@ from itertools import islice
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.config import GroupKind, LayerGroup
 
-# What passed pages are worth: in this order, from nothing on; from KEEP on they stay a while.
+# What a page is worth once windows have passed it. At KEEP or more its frame is evicted late (see the rules).
 NOTHING, HIT, KEEP, PROMPT_END = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameCount:
-    """Frames of one group by state; evicted: how many lost their page so far."""
+    """Frames of one group by state. evicted: how many frames have been taken from a page so far."""
 
     total: int
     free: int
@@ -37,8 +43,11 @@ class FrameCount:
 
 
 class Frames:
-    """`group.frames` frames for pages 0 .. pages-1. wanted: asked at each eviction, which pages to take
-    last. changes: grows whenever a page that stays loses or gains its frame."""
+    """`group.frames` frames for pages 0 .. pages-1.
+
+    wanted: called at each eviction; returns the pages whose frames are to be taken last.
+    changes: grows whenever a page that lives on loses or gains its frame.
+    """
 
     def __init__(self, group: LayerGroup, pages: int, page_size: int) -> None:
         self.optional = group.kind is GroupKind.RECURRENT
@@ -68,8 +77,9 @@ class Frames:
         return max(0, computed - self.lookback) // self._page_size
 
     def usable(self, backwards: Iterable[int], pages: int) -> int:
-        """The longest part of a prefix of `pages` pages that ends with `reach` frames in a row (or starts
-        with frames all along). backwards: its page ids, last first."""
+        """The largest n <= pages so that the group can go on from the end of a prefix's first n pages: the
+        last `reach` of these n pages (all n, if they are fewer) have frames. backwards: the prefix's page
+        ids, last first. Example: reach 2, frames at pages 0, 1 and 3 of four: the result is 2."""
         end, run = pages, 0
         for at, page in zip(range(pages - 1, -1, -1), backwards, strict=False):
             if run == self.reach:
@@ -92,28 +102,31 @@ class Frames:
     # -- pages come and go ------------------------------------------------------------------------
 
     def open(self, pages: Sequence[int]) -> None:
-        """Free pages become one sequence's: it holds them, each with a frame unless that is optional."""
+        """Follow an allocation: one sequence holds these pages now. Each gets a frame, unless the group's
+        frames are optional."""
         for page in pages:
             self._users[page] = 1
         if not self.optional:
             self._give(pages)
 
     def checkpoint(self, page: int) -> None:
-        """A recurrent state will be written at this page's end, if a frame can be had."""
+        """Give the page a frame for the recurrent state at its end, if the group has such states and a frame
+        is available."""
         if self.optional and self._frame[page] < 0 and self.available:
             self._give([page])
             self.changes += 1
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Pages became free."""
+        """Take back the frames of pages that became free."""
         for page in pages:
             self._users[page] = self._worth[page] = 0
             self._idle.pop(page, None)
             self._take_back(page)
 
     def replace(self, old: int, new: int, held: bool) -> None:
-        """A sequence reads `new`, which has the same content, from now on instead of its own `old`. Where
-        `new` is a hole it gets the frame of `old`."""
+        """A sequence reads page `new` from now on instead of its own page `old`, which has the same content.
+        If `new` is a hole, it gets the frame of `old`. held: whether the sequence's window covers the
+        page."""
         if self._frame[new] < 0 <= self._frame[old]:
             self._frame[new], self._frame[old] = self._frame[old], -1
             self._assigned.pop(old, None)
@@ -129,19 +142,21 @@ class Frames:
     # -- windows ----------------------------------------------------------------------------------
 
     def hold(self, pages: Iterable[int]) -> None:
-        """A window covers these pages."""
+        """One more window covers these pages."""
         for page in pages:
             self._users[page] += 1
             self._idle.pop(page, None)
 
     def drop(self, pages: Iterable[int]) -> None:
-        """A window ended here; the page given first goes first."""
+        """The window of an ended sequence covers these pages no more. Frames that become idle are the last
+        to be evicted; of these, the page given first goes first."""
         for page in pages:
             if self._unheld(page):
                 self._idle[page] = None
 
     def passed(self, pages: Iterable[int]) -> None:
-        """A window has moved on: nobody is likely to need these again, unless they proved of worth."""
+        """A window has moved on from these pages. Frames that become idle are the first to be evicted, unless
+        the page is worth KEEP or more: those are the last."""
         for page in pages:
             if self._unheld(page):
                 if self._worth[page] >= KEEP:
@@ -150,18 +165,19 @@ class Frames:
                     self._idle_first(page)
 
     def ended(self, pages: Iterable[int]) -> None:
-        """A prompt ended with these: another answer to it goes on from there."""
+        """A prompt's last window covers these pages: another answer to that prompt goes on from them."""
         for page in pages:
             self._worth[page] = PROMPT_END
 
     def hit(self, pages: Iterable[int]) -> None:
-        """A request goes on from these. The first to do so may be the session's next turn, which leaves them
-        behind for good; with a second, prefixes branch there."""
+        """A request goes on from these pages. The first request to do so may be the session's next turn,
+        after which they are needed no more (HIT); a second one shows that prefixes branch there (KEEP)."""
         for page in pages:
             self._worth[page] = HIT if self._worth[page] in (NOTHING, PROMPT_END) else KEEP
 
     def touch(self, pages: Iterable[int]) -> None:
-        """Idle ones among these become the last to go; the page given first goes first."""
+        """Make the idle frames of these pages the last to be evicted; of these, the page given first goes
+        first."""
         for page in pages:
             if page in self._idle:
                 self._idle.move_to_end(page)
@@ -169,7 +185,7 @@ class Frames:
     # -- inside -----------------------------------------------------------------------------------
 
     def _unheld(self, page: int) -> bool:
-        """Return one hold; True where the page's frame is idle now."""
+        """Return one hold on a page. True if the page has a frame and that frame is idle now."""
         if self._users[page] <= 0:
             raise ProtocolError(f"a hold on page {page} was returned twice")
         self._users[page] -= 1
@@ -208,7 +224,7 @@ class Frames:
     # -- edge -------------------------------------------------------------------------------------
 
     def take_assigned(self) -> tuple[tuple[int, int], ...]:
-        """(page, frame) of the frames given since the last call."""
+        """(page, frame) for each frame given out since the last call."""
         taken = tuple(self._assigned.items())
         self._assigned = {}
         return taken

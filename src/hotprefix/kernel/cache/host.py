@@ -1,11 +1,15 @@
 """L2, the host tier. Owns: which prefixes have a copy in host memory, and the copies a plan must make.
 
-Rules (kernel.md, *Tiers*): L2 is the same pool and tree as L1, so it holds prefixes without holes: a
-save copies what is missing of the whole prefix. A save makes planned pages that the step which carries
-the copies settles or discards. Every L2 page that a queued or carried move reads or writes stays pinned
-until that step has been committed or has failed, so nothing is overwritten before it was read. A save
-that finds no room is dropped and counted; what was not copied is lost, never treated as saved (handed
-case 106). Moves happen in this order: stores, saves, restores, forward pass.
+Rules:
+1. L2 is a pool and a tree as L1 is, so every prefix in it is complete: a save copies whatever L2 lacks of the
+   whole prefix, not only the page that L1 is about to lose.
+2. The pages that a save makes are planned. If the step that carries the copies is committed they become real;
+   if it fails they are taken back.
+3. Every L2 page that a queued or carried move reads or writes stays pinned until that step has been committed
+   or has failed, so no page is overwritten before it was read (rule 35).
+4. Pages for which L2 has no room are not saved, and counted. What was not copied is lost, never treated as
+   saved (rule 34).
+5. A step does its moves in this order: stores, saves, restores, forward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +28,15 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 @dataclass(slots=True)
 class HostCounters:
-    """Pages by link, of the moves in steps that ran (saved, restored, stored), and by what became of them."""
+    """Pages moved, and pages that could not be.
+
+    saved: copied from L1 to L2, in steps that were committed.
+    restored: copied from L2 to L1, in steps that were committed.
+    landed: fetched pages that got a place in L2.
+    stored: given to the store, in steps that were committed.
+    save_no_room: not saved, for lack of room in L2.
+    land_no_room: fetched, and dropped for lack of room in L2 or of the pages before them.
+    """
 
     saved: int = 0
     restored: int = 0
@@ -52,7 +64,7 @@ class Landed(NamedTuple):
 
 
 class HostTier:
-    """Book-keeping of L2 over one `Tier`. store: whether settled pages also go to L3."""
+    """Book-keeping of L2 over one `Tier`. store: whether pages that have become real in L2 also go to L3."""
 
     def __init__(self, tier: Tier, store: bool) -> None:
         self.tier = tier
@@ -71,7 +83,11 @@ class HostTier:
     # -- L1 -> L2 ---------------------------------------------------------------------------------
 
     def save(self, namespace: Namespace, key: bytes, pages: list[int]) -> None:
-        """Copy what L2 lacks of a prefix. key: its token bytes, page-aligned; pages: its L1 pages."""
+        """Queue the copies of the pages that L2 lacks of a prefix, as far as L2 has room.
+
+        key: the prefix's token bytes, page-aligned.
+        pages: the prefix's L1 pages, first page first.
+        """
         tree = self.tier.tree
         self._touch(namespace, key, len(pages))
         match = tree.lookup(namespace, key, len(pages))
@@ -85,14 +101,15 @@ class HostTier:
         self._saves += [Copy(pages[have + i], page) for i, page in enumerate(copies)]
 
     def save_evicted(self, leaf: Node) -> None:
-        """Write-back: L1's tree is about to take pages off a leaf. The whole prefix is seen to, because
-        L2 holds no page without its parents; what L1 takes from the same leaf next is then there."""
+        """Save the prefix of a leaf that L1's tree is about to take pages off (policy `back`). The whole
+        prefix is saved, because L2 holds no page without its parents; pages that L1 takes off this leaf later
+        are then in L2 already."""
         if not leaf.planned:
             self.save(leaf.namespace, leaf.path_key(), leaf.path_pages())
 
     def _insert(self, handle: Node, key: bytes, have: int, room: int, planned: bool) -> list[int]:
-        """Index `room` new pages below a pinned handle; returns them. The pin is returned, unless a plan
-        has to fill the pages yet."""
+        """Index `room` new pages below a pinned handle; returns them, or [] if L2's tree takes none. The pin
+        is returned, except if a plan has yet to fill the pages: then it is kept until that plan has run."""
         tree = self.tier.tree
         pages = self.tier.allocate(room) or []
         if pages:
@@ -113,15 +130,17 @@ class HostTier:
     # -- L2 -> L1 ---------------------------------------------------------------------------------
 
     def match(self, namespace: Namespace, key: bytes, limit: int) -> Match | None:
-        """Longest prefix with settled copies, at most `limit` pages."""
+        """The longest prefix, of at most `limit` pages, whose pages are real in L2; None if the namespace has
+        nothing there. Pages that are only being saved do not count."""
         found = self.tier.tree.lookup(namespace, key, limit)
         if found is not None and found.planned:
             found = self.tier.tree.lookup(namespace, key, found.pages - found.planned)
         return found
 
     def hold(self, namespace: Namespace, key: bytes, pages: int) -> Node:
-        """Pin the first `pages` pages that `match` found, before L1 makes room for them: making room may
-        need room in L2 too. The pin goes to `restore` or `drop`."""
+        """Pin the first `pages` pages of a prefix that `match` found. Call it before L1 makes room for them:
+        what L1 evicts may be saved, and that save must not push these pages out of L2. The pin goes to
+        `restore` or `drop`. Raises ProtocolError if L2 does not have the pages."""
         self._touch(namespace, key, pages)
         found = self.tier.tree.lookup(namespace, key, pages)
         if found is None or found.pages < pages:
@@ -129,12 +148,16 @@ class HostTier:
         return self.tier.tree.pin(found)
 
     def drop(self, pin: Node) -> None:
-        """Nothing is restored after all."""
+        """Return the pin of a prefix that is not restored after all."""
         self.tier.tree.unpin(pin)
 
     def restore(self, pin: Node, first: int, into: list[int]) -> list[int]:
-        """Copy pages first .. of a held prefix into L1 pages, in the step being planned; returns L2's
-        pages."""
+        """Queue copies of a held prefix into L1, for the step that is being planned; returns the L2 pages
+        that are copied.
+
+        first: the index, in the prefix, of the first page to copy; all pages after it are copied too.
+        into: the L1 pages that the copies go to.
+        """
         sources = pin.path_pages()[first:]
         self._queued.append(pin)
         self._restores += [Copy(source, page) for source, page in zip(sources, into, strict=True)]
@@ -155,11 +178,13 @@ class HostTier:
     def land(
         self, namespace: Namespace, key: bytes, first: int, count: int, fetch: int
     ) -> tuple[dict[int, int], Node | None]:
-        """Make room for pages first .. first+count of a prefix, which this fetch has brought.
+        """Make room in L2 for the `count` pages of a prefix, from page index `first` on, that this fetch has
+        brought.
 
-        Returns (fetch index -> L2 page that its payload must be written to now, a pin on the whole
-        landed prefix). Pages that L2 has meanwhile are skipped; what finds no room is dropped from the
-        end; where L2 no longer holds the part before `first`, everything is.
+        Returns two things. A mapping from a page's index within the fetch to the L2 page that its payload
+        must be written to now; pages that L2 has by now are not in it, nor are pages at the end for which
+        there is no room. And a pin on the whole prefix that has landed, None if there is none. If L2 no
+        longer holds the pages before `first`, nothing lands.
         """
         tree = self.tier.tree
         match = tree.lookup(namespace, key, first + count)
@@ -181,7 +206,7 @@ class HostTier:
     # -- plans ------------------------------------------------------------------------------------
 
     def take(self) -> Moves:
-        """What the plan being made is to carry."""
+        """The moves that the plan being made carries; they are no longer queued."""
         self.tier.tree.tidy()
         moves = Moves(tuple(self._stores), tuple(self._saves), tuple(self._restores), tuple(self._touches))
         self._stores, self._saves, self._restores, self._touches = [], [], [], []
@@ -191,7 +216,7 @@ class HostTier:
 
     @property
     def pending(self) -> bool:
-        """True while moves wait for a plan to carry them."""
+        """True while stores, saves or touches wait for a plan to carry them."""
         return bool(self._stores or self._saves or self._touches)
 
     def commit(self) -> None:
@@ -207,13 +232,13 @@ class HostTier:
         self._touches, self._touch_later = self._touches + self._touch_later, []
 
     def fail(self) -> None:
-        """It has not: its saves never happened."""
+        """The plan that carried the copies has failed: its saves never happened."""
         self._unpin_carried()
         self.tier.pool.unindex(self.tier.tree.discard_planned())
         self._touches, self._touch_later = self._touches + self._touch_later, []
 
     def forget_queued(self) -> None:
-        """No step is in flight: drop the copies that no plan has taken yet."""
+        """Drop the copies that no plan has taken yet. To be called only while no step is in flight."""
         for node in self._queued:
             self.tier.tree.unpin(node)
         self._queued, self._saves, self._stores = [], [], []
@@ -233,8 +258,8 @@ class HostTier:
             parent = key
 
     def _name(self, node: Node) -> bytes:
-        """The key of a node's last page; a root's is that of its namespace. Each node keeps it, so that a
-        prefix that grows page by page is not hashed from its start each time."""
+        """The key of a node's last page; for a root, the key of its namespace. Each node remembers it, so
+        that a prefix that grows page by page is not hashed from its start each time."""
         return node.digest or self._keys(node)[-1]
 
     def _keys(self, node: Node) -> list[bytes]:
@@ -247,7 +272,8 @@ class HostTier:
         return keys
 
     def used(self, namespace: Namespace, key: bytes) -> None:
-        """A request with this prefix has ended: after its last pages are on their way to L3, the whole
-        chain counts as just used there, so that its tail goes before its root (handed case 57)."""
+        """A request with this prefix has ended: queue a touch of the whole chain in L3, so that a store that
+        evicts takes the chain's tail before its root (rule 40). If saves are still queued, the touch waits
+        until their pages have been stored."""
         names = tuple(chain(root_key(namespace, self.tier.page_size), key, self.tier.page_size))
         (self._touch_later if self._saves else self._touches).append(names)

@@ -1,9 +1,9 @@
 """Names of pages outside this process. Owns: the digest that an external store knows a page by.
 
-Rules (kernel.md, *Tiers*): a page's key covers format version, namespace, page size, its parent's key and
-its own tokens, so it names the whole prefix; every variable part is typed and length-framed, so no
-two different inputs run together. SHA-256, no per-process seed: every process computes the same key
-(handed case 51).
+Rules (rule 32): a page's key covers format version, namespace, page size, its parent's key and its own
+tokens, so it names the whole prefix that ends with the page. Every variable part is typed and preceded by its
+length, so two different inputs never give the same bytes. The digest is SHA-256 without a per-process seed:
+every process computes the same key.
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ def chain(parent: bytes, key: bytes | bytearray, page_size: int) -> list[bytes]:
 
 
 def _frame(digest: hashlib._Hash, part: bytes | None) -> None:
-    """Absent and empty differ; the length comes first."""
+    """Add one part: a mark that tells an absent part from an empty one, the length, the bytes."""
     digest.update(b"-" if part is None else b"+" + len(part).to_bytes(8, "little") + part)

@@ -1,13 +1,16 @@
 """One run of pages in the prefix tree. Owns: `Node`, `Match`, and the walk that finds a match.
 
-Rules: a node's key is the token bytes of its pages, page-aligned, never empty except at a root. Key and
-pages are the node's own and grow and shrink at their end, where a long run gains and loses page by page.
-Runs that branches had cut are joined again when these have left (forest.py); what the upper ones were used
-for stays written down in the joined run's seams, so that it loses its pages in the order in which they would.
-What a walk finds is a frozen `Match`; walking changes nothing. `version` grows whenever what a match that
-ends in this node could see has changed (split, child added or removed, tail evicted, node gone), so
-"is this match still the longest?" is one comparison (kernel.md: memoise and re-validate). `cuts` grows
-with those of them that touch the node's own run: while it stands still, a match need only be followed on.
+Rules:
+1. A node's key is the token bytes of its pages, page-aligned, never empty except at a root. Key and pages are
+   the node's own, and grow and shrink at their end.
+2. A run that was cut for a branch is joined again when the branch is gone (forest.py). The joined run keeps,
+   in its *seams*, what each of its parts was used for, so it loses its pages in the order in which the parts
+   would have lost them.
+3. What a walk finds is a frozen `Match`; walking changes nothing.
+4. `version` grows with every change that a match ending in this node could notice: a split, a child added or
+   removed, a tail evicted, the node gone. So "is this match still the longest?" is one comparison.
+5. `cuts` grows with those changes only that touch the node's own run. While it stands still, what was matched
+   is still there, and a match is brought up to date by searching on from its end.
 """
 
 from __future__ import annotations
@@ -23,8 +26,13 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
 class Seam:
-    """Where uses ended inside a run that was cut there once, `end` pages from its start. What it says holds
-    of the pages from the seam before it on, as a node's own figures do of the pages behind its last seam."""
+    """A place inside a joined run at which one of its parts ended, and what that part was used for.
+
+    end: the place, in pages from the run's start.
+    The other fields are the part's, as in `Node`. They hold for the pages between the seam before this one
+    (or the run's start) and `end`; the node's own fields hold for the pages behind its last seam.
+    Example: a part of 4 pages joined with one of 2 is a run of 6 pages with one seam, whose `end` is 4.
+    """
 
     __slots__ = ("created", "end", "hits", "last_access", "priority", "round", "visited")
 
@@ -39,18 +47,30 @@ class Seam:
 
 
 class Node:
-    """pages[i] holds the KV of key[i*page_bytes:(i+1)*page_bytes], given everything above it.
+    """One run: pages[i] holds the KV of the tokens key[i*page_bytes:(i+1)*page_bytes], given everything
+    above.
 
-    pins: handles whose deepest node this is, plus children that are protected; > 0 means protected.
-    planned: its pages are computed by the step in flight (`schedule`/`coalesced`), not yet real.
-    last_access, hits, priority belong to uses that *ended* here; a parent inherits its children's when
-    they leave, so a touch is one write and yet no parent ever looks older than its children. hits counts
-    uses by others: publishing is none, or a prompt prefilled in chunks would look hotter than another.
-    visited, round: whether a use ended here since the eviction's hand last came by, and in which of its
-    rounds it comes next. expected: the next use of what ends here. The last two pass to the parent too.
-    retired: no lookup finds it any more; it goes with its last pin. seams: see Seam, in order. queued: the
-    eviction heap's mark. serial: unique within the tree, for order policies. digest: the name of its last
-    page outside this process (keys.py), once it was asked for.
+    Place and content:
+    serial: unique within the tree; order policies sort by it.
+    pins: the handles whose deepest node this is, plus the children that are protected. > 0 means protected.
+    planned: the step in flight computes the pages (publication `schedule`); they are not real yet.
+    retired: no lookup finds the node any more; it is evicted when its last pin is returned.
+    seams: the seams inside the run, in order of their places.
+    digest: the name of the last page outside this process (keys.py); None until it was asked for.
+    version, cuts: see the module's rules.
+    queued: the key of the node's valid entry in the eviction heap; only the heap writes it.
+
+    Uses. These fields belong to uses that *ended* at this node's end. When a child leaves the tree its parent
+    takes over all of them but created and visited. So a touch is one write, and yet no parent ever looks
+    older than its children.
+    last_access: the tick of the latest touch or use.
+    created: the tick at which the run was published.
+    hits: uses by other requests than the one that published the run. Publishing counts as none; otherwise a
+    prompt that was prefilled in chunks would look hotter than one that was prefilled at once.
+    priority: the most important (smallest) priority of the requests that used it.
+    visited: whether a use ended here since the hand of eviction `sieve` last came by.
+    round: the round of that hand in which this node's turn comes.
+    expected: the next use that is expected here; None if none is.
     """
 
     __slots__ = (
@@ -114,7 +134,7 @@ class Node:
         return [page for node in self.path() for page in node.pages]
 
     def pages_below(self, above: Node) -> list[int]:
-        """Page ids from the end of `above` to this node's end. Raises ProtocolError where `above` is neither
+        """Page ids from the end of `above` to this node's end. Raises ProtocolError if `above` is neither
         this node nor above it."""
         runs: list[list[int]] = []
         node = self
@@ -131,9 +151,15 @@ class Node:
 
 
 class Match(NamedTuple):
-    """The longest indexed prefix of a key: `pages` pages, of which the last `planned` are only being
-    computed by the step in flight. Ends `inside` pages into `node` (as of `version` and `cuts`); whole:
-    that is the node's end."""
+    """The longest indexed prefix of a key.
+
+    node: the node in which it ends.
+    inside: how many of the node's pages belong to it.
+    pages: its length in pages, from the root.
+    planned: how many pages at its end are not real yet, because the step in flight computes them.
+    version, cuts: the node's, at the moment of the walk.
+    whole: whether it ends at the node's end.
+    """
 
     node: Node
     inside: int

@@ -1,9 +1,9 @@
 """L1's pages. Owns: which page is free, owned by one request, or indexed by the prefix tree.
 
 Rules: a page is in exactly one of three states and moves only FREE -> OWNED -> INDEXED -> FREE or
-OWNED -> FREE; any other move is a ProtocolError, so a double free or a page in two places cannot
-pass unnoticed. How indexed pages divide into evictable and protected is the tree's knowledge. Layer
-groups (frames.py) hear of every page that is given out or becomes free. A page that is indexed gets the
+OWNED -> FREE. Any other move is a ProtocolError, so a double free or a page in two places cannot
+pass unnoticed. Which indexed pages are evictable and which are protected, only the tree knows. Layer
+groups (frames.py) are told of every page that is given out or becomes free. A page that is indexed gets the
 number of that publication: page and number together name one content, for as long as the tree holds it.
 """
 
@@ -29,8 +29,12 @@ class PageState(IntEnum):
 
 
 class PagePool:
-    """`total` pages with ids 0 .. total-1, and what each layer group keeps of them. publications: grows with
-    each `index`; published: by page, the last one that it was in."""
+    """`total` pages with ids 0 .. total-1.
+
+    groups: the layer groups that keep frames for them.
+    publications: how many times pages have been indexed; it grows with each `index`.
+    published: for each page, the number of the last publication that it was in.
+    """
 
     def __init__(self, total: int, groups: Sequence[Frames] = ()) -> None:
         self.total = total
@@ -57,7 +61,7 @@ class PagePool:
         return PageState(self._state[page])
 
     def allocate(self, n: int) -> list[int]:
-        """n free pages become owned. Raises ProtocolError where fewer are free."""
+        """n free pages become owned. Raises ProtocolError if fewer are free."""
         if n > len(self._free):
             raise ProtocolError(f"{n} pages wanted, {len(self._free)} free: evict first")
         if n <= 0:

@@ -1,11 +1,11 @@
 """What one running sequence holds of L1. Owns: every move of pages between a sequence's table and the
 pool or the tree.
 
-Rules: pages enter a table by `adopt` (the tree's, protected by the sequence's pin) or `grow` (owned);
-they leave ownership by `publish` or `release`. A duplicate is remapped to the tree's page before the
-own page is freed (kernel.md). Only pages whose tokens all have KV are ever published; `plan_ahead`
-publishes those the step in flight completes, to be settled or discarded with that step. Layer groups
-(windows.py) follow every one of these moves.
+Rules: pages enter a table by `adopt` (the tree's pages, protected by the sequence's pin) or by `grow` (owned
+pages). They cease to be owned by `publish` or `release`. A duplicate is remapped to the tree's page before
+the sequence's own page is freed (rule 16). Only pages whose tokens all have KV are published (rule 8);
+`plan_ahead` indexes, as planned, the pages that the step in flight completes, and these become real or are
+taken back with that step. Layer groups (windows.py) follow every one of these moves.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from hotprefix.kernel.sequence import Sequence
 
 
 class Tables:
-    """Page-table operations over one L1. changes: grows whenever a table gets longer or is given back.
-    given_back: whenever a sequence lets go of pages, or need not take all that it was owed."""
+    """Page-table operations over one L1.
+
+    changes: grows whenever a table gets longer or is given back.
+    given_back: grows whenever a sequence lets go of pages, or need not take all that it was owed.
+    """
 
     def __init__(self, l1: Tier) -> None:
         self._l1 = l1
@@ -29,8 +32,12 @@ class Tables:
         self.windows = Windows(l1.groups, l1.page_size)
 
     def lookup(self, seq: Sequence) -> Match | None:
-        """The longest usable prefix of a waiting sequence's target; memoised, re-validated in O(1), and
-        followed on from where it ended as long as that is still there."""
+        """The longest usable prefix of a waiting sequence's target; None if its namespace has nothing.
+
+        The match is remembered. While it is current, the answer is that match, after one comparison.
+        Otherwise the search goes on from the old match's end if that is still in the tree, and else from the
+        root.
+        """
         match = seq.memo
         if match is None or match.version != match.node.version:
             match = self._longest(seq)
@@ -45,7 +52,7 @@ class Tables:
         return seq.memo
 
     def _usable(self, seq: Sequence, longest: Match) -> Match | None:
-        """As much of a match as every layer group can go on from; memoised like the match itself."""
+        """As much of a match as every layer group can go on from; remembered like the match itself."""
         changes = self.windows.changes
         if seq.usable is not None:
             source, then, usable = seq.usable
@@ -59,7 +66,8 @@ class Tables:
         return found
 
     def further(self, seq: Sequence) -> Match:
-        """The longest usable prefix of a running sequence's target, from what it shares already."""
+        """The longest usable prefix of a running sequence's target, searched from the end of what the
+        sequence shares already."""
         tree, limit = self._l1.tree, seq.reuse_limit // self._page
         match = tree.lookup_from(seq.pin, seq.shared, seq.target_key, limit)
         pages = self.windows.usable(match)
@@ -68,7 +76,8 @@ class Tables:
         return tree.lookup_from(seq.pin, seq.shared, seq.target_key, pages)
 
     def touch(self, match: Match) -> None:
-        """A waiting request's prefix becomes the most recent one, in each layer group what it needs of it."""
+        """Make a waiting request's prefix the most recent one, and in each layer group the frames that it
+        needs of that prefix."""
         self._l1.tree.touch(match)
         if self._l1.groups:
             self.windows.touch(match)
@@ -82,8 +91,9 @@ class Tables:
         self.changes += 1
 
     def adopt(self, seq: Sequence, match: Match) -> bool:
-        """Use the tree's pages up to the end of `match` instead of computing them; False where it has no more
-        than the sequence shares. Own pages in that range (a part-filled one) are freed after the remap."""
+        """Use the tree's pages up to the end of `match` instead of computing them; False if it has no more
+        than the sequence shares. The sequence's own pages in that range (a part-filled one) are freed after
+        the remap. Raises ProtocolError if the sequence owns pages beyond the match."""
         before, after = seq.shared, match.pages
         if after <= before:
             return False
@@ -107,7 +117,7 @@ class Tables:
         return True
 
     def grow(self, seq: Sequence, tokens: int) -> bool:
-        """Own enough pages for positions below `tokens`; False (and no change) where L1 has too few."""
+        """Own enough pages for positions below `tokens`; False (and no change) if L1 has too few."""
         need = self.pages_for(tokens) - len(seq.table)
         if need <= 0:
             return True
@@ -123,8 +133,8 @@ class Tables:
         return -(-tokens // self._page)
 
     def publish(self, seq: Sequence, tokens: int) -> int:
-        """Index the complete pages below position `tokens`, all computed; returns the pages added (none
-        where the step in flight computes the same ones)."""
+        """Index the complete pages below position `tokens`, which have all been computed; returns how many
+        were added. Adds none if pages that the step in flight computes are in their place."""
         last = min(tokens, seq.publish_limit) // self._page
         if last <= seq.shared:
             return 0
@@ -149,8 +159,8 @@ class Tables:
     def plan_ahead(self, seq: Sequence, tokens: int) -> int:
         """Index, as planned, the pages that the chunk ending at position `tokens` completes.
 
-        Does nothing where another sequence's pages for the same tokens are there already: both compute
-        in this step, and `publish` keeps one afterwards.
+        Returns how many were added. Adds none if another sequence's pages for the same tokens are there
+        already: then both sequences compute them in this step, and `publish` keeps one copy afterwards.
         """
         limit = seq.share_limit
         last = (tokens if limit is None else min(tokens, limit)) // self._page
@@ -169,7 +179,7 @@ class Tables:
         return inserted.added
 
     def settled(self, seq: Sequence) -> None:
-        """The sequence's planned pages became real: let its runs join."""
+        """The sequence's planned pages have become real: join its runs in the tree where possible."""
         if seq.handle is not None:
             seq.handle = self._l1.tree.merge_up(seq.handle)
 

@@ -1,8 +1,8 @@
 """One tier of pages: the pool and the prefix tree over it (L1 on the device, L2 in host memory). Owns: the
 one place where pages are allocated by evicting, and the conservation check.
 
-Rule (terms.md): free + owned + evictable + protected = total, at all times; `check` verifies it page
-by page, not only by counters.
+Rules: free + owned + evictable + protected = total, at all times (rule 6); `check` verifies it page by page,
+not only by counters.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ class Occupancy:
 
 
 class Tier:
-    """`total` pages of `page_size` tokens. wanted: asked at each allocation that must evict, which leading
-    pages of which nodes to take last. groups: what layers that need less than a whole prefix keep of it."""
+    """`total` pages of `page_size` tokens.
+
+    on_evict: called with the pages of each eviction, after they became free.
+    groups: the layer groups, for layers that need less than the whole prefix.
+    wanted: called at each allocation that must evict; for each node it returns, that many leading pages are
+    taken only when nothing else is left.
+    """
 
     def __init__(
         self,
@@ -62,8 +67,8 @@ class Tier:
         return min(vacant, *(group.available for group in self.windows)) if self.windows else vacant
 
     def allocate(self, n: int) -> list[int] | None:
-        """n owned pages, evicting as many as are missing; None (and nothing evicted) where too few are
-        available."""
+        """n owned pages; as many pages as are missing are evicted first. None (and nothing evicted) if too
+        few are available."""
         if n > self.available:
             return None
         missing = n - self.pool.free
@@ -72,8 +77,8 @@ class Tier:
         return self.pool.allocate(n)
 
     def flush(self) -> int:
-        """Evict everything that is not protected, and let nobody find the rest; returns the number of pages
-        evicted."""
+        """Evict everything that is not protected, and make the rest invisible to lookups; returns the number
+        of pages evicted."""
         pages = self.tree.evict(self.tree.evictable_pages, tell=False)
         self._free(pages)
         self.tree.retire()
@@ -92,7 +97,7 @@ class Tier:
 
     def check(self, owned: Iterable[int]) -> None:
         """Raise ProtocolError unless every page is in exactly one place. owned: the pages that running
-        requests hold privately, each once."""
+        requests own, each once."""
         seen = bytearray(self.pool.total)
         protected = 0
         for node in self.tree.walk_nodes():

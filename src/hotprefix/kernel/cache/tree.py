@@ -1,11 +1,15 @@
-"""The prefix tree over a tier's pages. Owns: what may be done with it, and its pins, recency and order of
-eviction; its shape is `forest.py`'s.
+"""The prefix tree over a tier's pages. Owns: the operations on it, its pins, its recency and the order of
+eviction. The tree's shape (nodes, cuts, joins) is forest.py's.
 
-Rules (kernel.md): `lookup` is pure. `touch` moves recency only, of what matched only; `use` counts a
-use as well. `pin`/`unpin` move pages between evictable and protected. `insert` publishes. `evict` frees
-whole pages from the tail of unpinned leaves, exactly as many as asked, a parent never before its child.
-No clock: recency is a counter. A lookup that ends inside a node stays pure; `touch`, `use`, `pin` and
-`insert` split it there.
+Rules (rules 3 and 15):
+1. `lookup` changes nothing.
+2. `touch` makes the matched pages the most recent, and no others. `use` does the same and counts a use.
+3. `pin` and `unpin` move pages between evictable and protected.
+4. `insert` publishes pages.
+5. `evict` frees whole pages from the tails of unpinned leaves, exactly as many as are asked for if there are
+   as many, and a parent never before its child.
+6. There is no clock: recency is a counter that grows with each touch and use.
+7. If a match ends inside a node, `touch`, `use`, `pin` and `insert` split the node there; a lookup does not.
 """
 
 from __future__ import annotations
@@ -26,9 +30,13 @@ _NOTHING: Mapping[Node, int] = {}
 
 
 class Inserted(NamedTuple):
-    """handle: the pinned node where the published range now ends. pages: the range's pages as the tree
-    has them. added: how many of them are new to the tree (a suffix); the first len(pages) - added were
-    there already, so the caller's own copies are duplicates."""
+    """What `insert` did.
+
+    handle: the pinned node at which the published range ends now.
+    pages: the range's pages as the tree has them; empty if nothing was published.
+    added: how many of these are new to the tree, always the last ones. The first len(pages) - added were
+    there already, so the caller's own copies of them are duplicates.
+    """
 
     handle: Node
     pages: list[int]
@@ -36,9 +44,13 @@ class Inserted(NamedTuple):
 
 
 class PrefixTree:
-    """Radix trees of page-aligned int32 token runs. before_evict(leaf, pages): told before an eviction takes
-    that many pages off a leaf's tail; it may not change the tree. unprotected: grows when a run is pinned no
-    longer. protected_pages: those that a pin protects."""
+    """Radix trees of page-aligned int32 token runs, one for each namespace.
+
+    protected_pages: the number of pages that a pin protects.
+    unprotected: grows whenever the last pin on a run is returned.
+    before_evict: called with (leaf, count) before an eviction takes `count` pages off the leaf's tail. It
+    must not change the tree.
+    """
 
     def __init__(self, page_size: int, policy: Policy) -> None:
         self.page_bytes = page_size * TOKEN_BYTES
@@ -71,14 +83,14 @@ class PrefixTree:
         return self._forest.walk_nodes()
 
     def watch_pages(self, watch: TreeWatch) -> None:
-        """Tell `watch` of every real page that comes and goes, on every path."""
+        """Tell `watch` of every real page that comes or goes, whichever operation it comes or goes by."""
         self._forest.watch = watch
 
     # -- lookup: pure -----------------------------------------------------------------------------
 
     def lookup(self, namespace: Namespace, key: bytes, limit: int) -> Match | None:
-        """Longest indexed prefix of key within its first `limit` pages; None where the namespace holds
-        nothing at all."""
+        """The longest indexed prefix of `key` (token bytes) within its first `limit` pages; None if the
+        namespace has no tree."""
         root = self._forest.roots.get(namespace)
         if root is None:
             return None
@@ -86,7 +98,8 @@ class PrefixTree:
         return walk(root, 0, key, 0, end, self.page_bytes)
 
     def lookup_again(self, match: Match, namespace: Namespace, key: bytes, limit: int) -> Match | None:
-        """As `lookup`, of the key and limit that gave `match`; only what may have changed is compared."""
+        """The same result as `lookup`, for the key and limit that gave `match` before; compares only what may
+        have changed since."""
         if not match.intact:
             return self.lookup(namespace, key, limit)
         if not match.whole:
@@ -94,12 +107,14 @@ class PrefixTree:
         return self.lookup_from(match.node, match.pages, key, limit)
 
     def lookup_from(self, handle: Node, above: int, key: bytes, limit: int) -> Match:
-        """As `lookup`, from a pinned node that is known to end at page `above` of this key."""
+        """The same result as `lookup`, searched from a pinned node that is known to hold the first `above`
+        pages of this key."""
         end = min(limit, len(key) // self.page_bytes) * self.page_bytes
         return walk(handle, above, key, above * self.page_bytes, end, self.page_bytes)
 
     def continues(self, handle: Node, key: bytes, at: int) -> bool:
-        """Whether the page of the tokens from byte `at` of `key` on is indexed below a pinned node."""
+        """Whether a run below the pinned node begins with the page whose tokens start at byte `at` of
+        `key`."""
         return key[at : at + self.page_bytes] in handle.children
 
     def pages_of(self, match: Match) -> list[int]:
@@ -110,8 +125,8 @@ class PrefixTree:
     # -- recency ----------------------------------------------------------------------------------
 
     def touch(self, match: Match) -> None:
-        """Make the matched pages the most recently used ones; pages below the match gain nothing, and
-        no use is counted."""
+        """Make the matched pages the most recently used ones. Pages below the match stay as they are, and no
+        use is counted."""
         if match.pages:
             node = match.node
             if match.version != node.version or not match.whole:
@@ -120,7 +135,8 @@ class PrefixTree:
             node.last_access = self._tick
 
     def use(self, match: Match, priority: int = 0) -> None:
-        """A request takes the matched pages: they become most recent, and the use is counted."""
+        """A request takes the matched pages: they become the most recent ones, and the use is counted.
+        priority: the request's; the pages keep the most important of their users' priorities."""
         if match.pages:
             node = self._end_of(match)
             self._count_use(node)
@@ -132,21 +148,21 @@ class PrefixTree:
             self._lapsing.expect(handle, expected)
 
     def lapse(self, now: float) -> None:
-        """Nobody is expected any more where it has become too late (see `expect`)."""
+        """Forget the expected uses that have lapsed by `now` (expect.py)."""
         for node in self._lapsing.lapse(now):
             self._forest.note(node)
             if node.evictable:
                 self._heap.push(node)
 
     def tidy(self) -> None:
-        """Join runs that branches had cut and have left. To be called when nobody is about to use a match: it
-        changes none, but those that end in joined runs have to be looked up again."""
+        """Join runs that were cut for branches which are gone. To be called only between operations: a match
+        that ends in a joined run is no longer current and has to be looked up again before it is used."""
         self._forest.tidy()
 
     # -- pins -------------------------------------------------------------------------------------
 
     def pin(self, match: Match) -> Node:
-        """Protect the matched prefix. The handle returned goes to `unpin` exactly once."""
+        """Protect the matched prefix. The handle returned must go to `unpin` exactly once."""
         node = self._end_of(match)
         self._protect(node)
         return node
@@ -163,8 +179,9 @@ class PrefixTree:
         return handle
 
     def repin(self, handle: Node, match: Match) -> Node:
-        """Move a pin deeper, without a moment in which the old prefix is unprotected. The use that was
-        counted above moves along: one holder counts once for each page, in however many pieces it came."""
+        """Move a pin to the end of `match`, below `handle`, without a moment in which the old prefix is
+        unprotected. The use that was counted at `handle` moves along, so that one request counts as one use
+        of each page, in however many pieces it took them."""
         node = self.pin(match)
         handle.hits -= 1
         self.unpin(handle)
@@ -199,10 +216,11 @@ class PrefixTree:
     ) -> Inserted:  # fmt: skip
         """Publish pages below the pinned node `handle`; their tokens are those of `key` from byte `at` on.
 
-        Moves the caller's pin to the end of the range. Pages whose tokens are indexed already are not
-        added; the tree's own are returned for them. planned: the step in flight computes them;
-        `settle` makes them real or `discard_planned` takes them back. Real pages never replace, nor hang
-        below, planned ones: where these are in the way, nothing is published (no pages returned).
+        The caller's pin moves to the end of the range. Pages whose tokens are indexed already are not
+        added; the tree's own pages are returned in their place.
+        planned: the step in flight computes the pages; `settle` makes them real, or `discard_planned` takes
+        them back. Real pages never replace planned ones, nor hang below them: if planned pages are in the
+        way, nothing is published, no pages are returned and the pin stays at `handle`.
         """
         end = at + len(pages) * self.page_bytes
         found = walk(handle, 0, key, at, end, self.page_bytes)
@@ -222,7 +240,7 @@ class PrefixTree:
         self._protect(node)
         self._unprotect(handle)
         reached = self._forest.merge_up(node)
-        if handle.hits:  # else its short runs gather, see merge_up
+        if handle.hits:  # without hits its short runs are joined by merge_up
             self._forest.note(handle)
         return Inserted(reached, kept + fresh, len(fresh))
 
@@ -233,15 +251,17 @@ class PrefixTree:
         return node
 
     def settle(self) -> list[Node]:
-        """The step that computes the planned pages has run: they are real. Returns their nodes."""
+        """The step that computes the planned pages has run: make them real. Returns their nodes."""
         return self._forest.settle()
 
     def merge_up(self, handle: Node) -> Node:
-        """Join a settled run with the run above it where nothing tells them apart; returns the pin."""
+        """Join a pinned run with those above it if nothing tells them apart (see `Forest.merge_up`); returns
+        the pin's node now."""
         return self._forest.merge_up(handle)
 
     def discard_planned(self) -> list[int]:
-        """The step failed: take back the pages it would have computed. All their pins must be gone."""
+        """The step failed: take the pages that it would have computed out of the tree and return them. Raises
+        ProtocolError if one of them is still pinned."""
         freed: list[int] = []
         for node in sorted(self._forest.planned_nodes(), key=Node.depth, reverse=True):
             if node.pins:
@@ -255,10 +275,12 @@ class PrefixTree:
     # -- eviction ---------------------------------------------------------------------------------
 
     def evict(self, count: int, last: Mapping[Node, int] = _NOTHING, tell: bool = True) -> list[int]:
-        """Free up to `count` evictable pages, tails of the least wanted leaves first.
+        """Free up to `count` evictable pages, from the tails of the leaves with the smallest keys; returns
+        them.
 
-        last: leading pages of a node that are taken only when nothing else is left (the prefixes of
-        waiting requests, refresh `queue_informed`); never a pin. tell: whether `before_evict` is told.
+        last: for a node, how many of its leading pages are taken only when nothing else is left (the prefixes
+        of waiting requests, refresh `queue_informed`). This delays an eviction and prevents none.
+        tell: whether `before_evict` is called.
         """
         freed: list[int] = []
         spared: list[Node] = []
@@ -289,7 +311,8 @@ class PrefixTree:
         return freed
 
     def _take(self, leaf: Node, count: int) -> None:
-        """Take pages off an unpinned leaf's tail; what then ends there is the next that may go."""
+        """Take `count` pages off an unpinned leaf's tail, and queue the node that ends there now. If the
+        whole leaf goes, its expected use passes to its parent."""
         end = self._forest.shrink(leaf, count)
         if end is not leaf and leaf.expected is not None and end.parent is not None:
             self._lapsing.expect(end, leaf.expected)
@@ -301,13 +324,15 @@ class PrefixTree:
             self._heap.prune()
 
     def retire(self) -> None:
-        """Nobody finds what is here any more; pinned pages stay until their last pin is gone."""
+        """Make everything in the trees invisible to lookups; pinned pages stay until their last pin is
+        returned."""
         self._forest.retire()
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _end_of(self, match: Match) -> Node:
-        """The node that ends exactly where the match ends, after a split if need be."""
+        """The node that ends exactly where the match ends; splits a node if the match ends inside it. Raises
+        ProtocolError if the match is not current."""
         if not match.current:
             raise ProtocolError("a match from before a change of the tree was used")
         if match.whole:
@@ -315,7 +340,8 @@ class PrefixTree:
         return self._forest.split(match.node, match.inside)
 
     def _count_use(self, node: Node) -> None:
-        """By another than its publisher; it is what was expected here."""
+        """Count a use that ended here, by a request that did not publish the node. It answers the use that
+        was expected here, if any was."""
         node.hits += 1
         node.visited = True
         if node.expected is not None:

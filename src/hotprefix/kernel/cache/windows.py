@@ -1,10 +1,19 @@
 """What running sequences hold of the layer groups. Owns: every move of a sequence's windows, and how much of
-a match all groups can go on from.
+a match every group can go on from.
 
-Rules: in each group a sequence holds its table from the first page that its next position looks back to
-(`seq.windows`) to the end; `slide` lets go of what lies before, after each step. A match counts only as
-far as every group has the frames to go on from its end. Where a prompt or a request ended, or hits did again,
-others may go on: those windows outlast the ones merely passed. With no groups nothing here does anything.
+A layer with an attention window reads only the last `lookback` positions, so its group keeps frames
+(frames.py) for the pages of that window and may lose all earlier ones.
+
+Rules:
+1. In each group i a running sequence holds the pages `table[seq.windows[i]:]`: from the first page that its
+   next position reads to the end. After each step `slide` moves the window on and lets go of the pages before
+   it.
+   Example: with pages of 16 and a lookback of 64, a sequence with 100 computed positions reads from position
+   36 on, so it holds its table from page 2 on.
+2. A match counts only as far as every group has the frames to go on from its end (rule 42).
+3. The window at which a prompt or a request ended, or from which two requests have gone on, may be needed
+   again. Its frames are evicted after those of pages that windows have merely passed.
+4. A model without layer groups has no windows: every loop here is over an empty list.
 """
 
 from __future__ import annotations
@@ -22,7 +31,7 @@ Tail = tuple[tuple[Frames, list[int]], ...]
 
 
 class Windows:
-    """Over one L1's layer groups."""
+    """The windows of all running sequences in the layer groups of one L1."""
 
     def __init__(self, groups: Sequence[Frames], page_size: int) -> None:
         self.groups = groups
@@ -30,13 +39,13 @@ class Windows:
 
     @property
     def changes(self) -> int:
-        """Grows whenever what a match is worth may have changed without a change of the tree."""
+        """A number that grows whenever `usable` may answer differently although the tree is unchanged."""
         return sum(group.changes for group in self.groups)
 
     # -- matches ----------------------------------------------------------------------------------
 
     def usable(self, match: Match) -> int:
-        """Leading pages of a match that every group can go on from."""
+        """The number of leading pages of a match from whose end every group can go on."""
         pages = match.pages
         while True:
             before = pages
@@ -46,7 +55,7 @@ class Windows:
                 return pages
 
     def touch(self, match: Match) -> None:
-        """A waiting request will go on from here: the frames it needs are the last to go."""
+        """Make the frames that a request needs to go on from this match the last to be evicted."""
         for group in self.groups:
             group.touch(islice(backwards(match), group.reach))
 
@@ -56,7 +65,8 @@ class Windows:
         seq.windows = [0] * len(self.groups)
 
     def adopt(self, seq: Seq, before: int, after: int) -> None:
-        """Pages [before, after) of the table are the tree's now, and the sequence goes on from there."""
+        """Follow `Tables.adopt`: pages [before, after) of the sequence's table are the tree's now, and the
+        sequence goes on from page `after`."""
         for i, group in enumerate(self.groups):
             first = group.first(after * self._page)
             group.passed(seq.table[seq.windows[i] : min(first, before)])
@@ -65,19 +75,21 @@ class Windows:
             seq.windows[i] = first
 
     def replace(self, seq: Seq, first: int, old: Sequence[int], new: Sequence[int]) -> None:
-        """The sequence's own pages `old`, from table index `first` on, give way to the tree's `new`."""
+        """Replace the sequence's own pages `old`, from table index `first` on, by the tree's pages `new`."""
         for i, group in enumerate(self.groups):
             for at, (own, other) in enumerate(zip(old, new, strict=True), first):
                 group.replace(own, other, held=at >= seq.windows[i])
 
     def checkpoint(self, seq: Seq, stop: int) -> None:
-        """A chunk will stop at this position: a recurrent state can be kept where a page ends."""
+        """Ask for a checkpoint of each recurrent state if the chunk that stops at position `stop` ends a
+        page."""
         if stop % self._page == 0:
             for group in self.groups:
                 group.checkpoint(seq.table[stop // self._page - 1])
 
     def slide(self, seq: Seq, prompt_done: bool) -> None:
-        """Let go of what the next position does not look back to."""
+        """Let go of the pages that the sequence's next position does not read. prompt_done: the step has
+        completed the prompt, so the pages of its last window count as a prompt's end."""
         for i, group in enumerate(self.groups):
             first = group.first(seq.computed)
             group.passed(seq.table[seq.windows[i] : first])
@@ -91,21 +103,26 @@ class Windows:
         return min(page - 1 - (seq.computed - group.lookback) % page for group in self.groups)
 
     def release(self, seq: Seq) -> None:
-        """Let go of the tree's pages; the sequence's own are about to become free."""
+        """Let go of every page that the tree has. The sequence's own pages are about to become free."""
         for i, (group, pages) in enumerate(self.tail(seq)):
             group.passed(seq.table[seq.windows[i] : seq.shared - len(pages)])
             group.drop(reversed(pages))
 
     def tail(self, seq: Seq) -> Tail:
-        """The published pages that another sequence needs to go on after this one."""
+        """For each group, the published pages that another sequence needs to go on from where this one is."""
         return tuple((g, seq.table[g.first(seq.computed) : seq.shared]) for g in self.groups)
 
     # -- room -------------------------------------------------------------------------------------
 
     def fit(self, pages: int, match: Match | None, running: Iterable[tuple[Seq, int]]) -> bool:
-        """Whether a sequence that comes to `pages` pages finds frames beside what running ones, with the
-        pages each will come to, are still owed. A window never covers more than reach + 1 pages at once;
-        what a chunk takes beyond that it gives back with the same step."""
+        """Whether every group has frames for a sequence that will have `pages` pages in the end.
+
+        match: the prefix that the sequence would share; its held frames are not needed again.
+        running: each running sequence with the pages that it will have in the end. The frames that these
+        are still owed are not available.
+        A window covers at most reach + 1 pages between steps. Frames that a chunk takes beyond that are given
+        back when its step is committed, so they are not counted.
+        """
         for i, group in enumerate(self.groups):
             if group.optional:
                 continue
@@ -118,7 +135,7 @@ class Windows:
         return True
 
     def fit_alone(self, pages: Iterable[int]) -> bool:
-        """Whether sequences that come to so many pages each would all find frames, sharing nothing."""
+        """Whether every group has frames for sequences of these many pages each, if they share none."""
         totals = list(pages)
         return all(
             sum(min(group.reach + 1, total) for total in totals) <= group.total
@@ -129,7 +146,7 @@ class Windows:
     # -- edge -------------------------------------------------------------------------------------
 
     def take_assigned(self) -> tuple[PageFrame, ...]:
-        """Frames given since the last call, for the plan being made."""
+        """The frames given out since the last call, to be named in the plan that is being made."""
         if not self.groups:
             return ()
         given = ((i, *pair) for i, group in enumerate(self.groups) for pair in group.take_assigned())
@@ -145,7 +162,7 @@ class Windows:
 
 
 def wanted_pages(group: Frames, matches: Iterable[Match]) -> set[int]:
-    """The pages whose frames a group needs to go on after these matches."""
+    """The pages whose frames a group needs to go on from the ends of these matches."""
     return {page for match in matches for page in islice(backwards(match), group.reach)}
 
 

@@ -1,18 +1,23 @@
 """The most that any cache of a capacity could have reused. Owns: `clairvoyant`.
 
-Rule (Belady, MIN with bypass): after each request keep those units whose next use is nearest; nothing has to
-be kept. Why it is a bound, and why the prefix rule costs nothing:
-- Forget that a unit is worth nothing without those before it, and let units come one by one, in the order
-  of the path. What a real cache holds when a request starts, and what it holds at its end, can be had in
-  this freer world as well: hits are a prefix, so all misses follow them and change the content one by one.
-- In the freer world MIN with bypass is optimal: all units have one size and one value.
-- Its content keeps the prefix rule by itself: whoever uses a unit uses all before it, so no unit is used
-  later than those below it; of equals we drop the deepest.
-A unit that is generated again before its next use need not be kept until then; only there may the freer
-world be better than any tree. More capacity never lowers the result: it holds a superset at every step.
-Real runs add limits of their own: pages owned while running, pins, a request's pages all at once. With
-requests that overlap, uses and publications interleave differently from the order of admission; see
-docs/decisions/0013.
+Rules (Belady's MIN with bypass): after each request, keep the units whose next use is nearest. A unit need
+not be kept at all (bypass).
+
+Why this is a bound, although real caches have the prefix rule (a unit is worth nothing without those before
+it):
+- Imagine a freer world without the prefix rule, in which units arrive one by one, in the order of a request's
+path. Whatever a real cache holds at the start and at the end of a request, a cache in the freer world can
+hold too: a request's hits are a prefix of its path, so its misses come after them and can change the content
+one by one.
+- In the freer world MIN with bypass is optimal, because all units have the same size and the same value.
+- MIN's content keeps the prefix rule by itself. A request that uses a unit uses all units before it, so a
+unit's next use is never later than that of a unit below it; of units with the same next use, the deepest is
+dropped. The freer world may be better than any tree in one case only: a unit that is generated again before
+its next use need not be kept until then. More capacity never lowers the result, because it holds a superset
+at every step.
+
+Real runs have further limits: pages owned while running, pins, a request's pages all at once. If requests
+overlap, uses and publications interleave differently from the order of admission; see docs/decisions/0013.
 
 All units of a path with the same next use are one number, so a capacity costs O(requests log requests).
 """
@@ -37,8 +42,8 @@ def clairvoyant(paths: Paths, capacities: Sequence[int]) -> list[Bound]:
 
 
 def _next_uses(paths: Paths) -> list[Uses]:
-    """For each request: (a later request, how many units of this path it is the next to use). Units that are
-    generated anew before they could be reused are left out."""
+    """For each request r, pairs (a later request, how many units of r's path it is the next to use). Units
+    that are generated again before they could be reused are left out."""
     never = len(paths.units)
     next_use = np.full(paths.ids, never, dtype=np.int32)
     found: list[Uses] = []
@@ -56,7 +61,7 @@ def _next_uses(paths: Paths) -> list[Uses]:
 
 def _hits(uses: Sequence[Uses], capacity: int) -> list[int]:
     """Reused units of each request."""
-    kept = [0] * len(uses)  # by the request that uses them next
+    kept = [0] * len(uses)  # how many units are kept, by the request that uses them next
     farthest: list[int] = []
     size = 0
     for request, later in enumerate(uses):
@@ -66,7 +71,7 @@ def _hits(uses: Sequence[Uses], capacity: int) -> list[int]:
                 heapq.heappush(farthest, -next_use)
             kept[next_use] += count
             size += count
-        while size > capacity:  # then something is kept for the future, so no past request is the farthest
+        while size > capacity:  # something is kept for the future, so the farthest is no past request
             last = -farthest[0]
             drop = min(kept[last], size - capacity)
             kept[last] -= drop

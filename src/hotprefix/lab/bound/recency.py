@@ -1,10 +1,12 @@
 """What LRU and FIFO reuse, block by block and one request at a time. Owns: `lru`, `fifo`.
 
-Rules: to be read beside the clairvoyant bound and beside published simulators, not instead of a replay: no
-queue, no pins, no concurrency. LRU: all units of a request are equally recent; the deepest goes first, so a
-prefix never loses its root; the request itself goes last. FIFO: units leave in the order in which they came,
-whatever hangs below them, so a prefix loses its root first and the rest is held for nothing (the rule of
-the public simulator that we compare with; the engine's `fifo` evicts leaves and does better).
+Rules: compare these figures with the clairvoyant bound and with published simulators. They do not replace a
+replay: there is no queue, there are no pins, and requests do not overlap.
+- LRU: all units of a request are equally recent, and of these the deepest is evicted first, so a prefix never
+loses its root. The units of the request that is being handled are evicted last.
+- FIFO: units are evicted in the order in which they came, whatever hangs below them. So a prefix loses its
+root first, and its other units are held for nothing. This is the rule of the public simulator that we compare
+with; the engine's `fifo` evicts leaves and does better.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ Pieces = list[tuple[int, int, int]]
 
 
 def lru(paths: Paths, capacity: int) -> Bound:
-    """capacity: units, >= 1."""
+    """What LRU reuses. capacity: units, >= 1."""
     cache = _Recent(capacity)
     last_use = np.full(paths.ids, -1, dtype=np.int32)
     hits = []
@@ -31,7 +33,8 @@ def lru(paths: Paths, capacity: int) -> Bound:
 
 
 def _pieces(last_use: Units) -> Pieces:
-    """(an earlier request, first, stop): the positions of a path that it was the last to use, root first."""
+    """Triples (an earlier request, first, stop), root first: that request was the last to use positions
+    [first, stop) of the path."""
     starts = [0, *(np.flatnonzero(last_use[1:] != last_use[:-1]) + 1).tolist(), len(last_use)]
     pieces: Pieces = []
     for start, stop in pairwise(starts):
@@ -42,7 +45,8 @@ def _pieces(last_use: Units) -> Pieces:
 
 
 class _Recent:
-    """Of each request's path, what nobody used after it is one run: [stop - count, stop) is still there."""
+    """What LRU holds. The units of a request's path that no later request has used are one run of positions,
+    of which [stop - count, stop) is still held; `_stop` and `_count` have an entry for each request."""
 
     def __init__(self, capacity: int) -> None:
         self._room = capacity
@@ -51,7 +55,7 @@ class _Recent:
         self._oldest = 0
 
     def use(self, pieces: Pieces, length: int) -> int:
-        """The next request; returns the length of the prefix it finds."""
+        """Handle the next request; returns the length of the prefix that it finds."""
         found = 0
         for request, first, stop in pieces:
             here = max(0, min(stop, self._stop[request]) - first)
@@ -70,10 +74,10 @@ class _Recent:
 
 
 def fifo(paths: Paths, capacity: int) -> Bound:
-    """capacity: units, >= 1."""
+    """What FIFO reuses. capacity: units, >= 1."""
     came = np.full(
         paths.ids, -capacity, dtype=np.int64
-    )  # a unit is there as long as it is of the last so many
+    )  # a unit is held as long as it is among the last `capacity` that came
     total = 0
     hits = []
     for request, units in enumerate(paths.units):
@@ -86,8 +90,9 @@ def fifo(paths: Paths, capacity: int) -> Bound:
 
 
 def _come(came: Units, units: Units, order: Units, total: int, capacity: int) -> int:
-    """Take in what is missing, root first; it may push out what follows. Units that came one after the other,
-    or never, share one fate."""
+    """Take in the units of a path that are missing, root first. Each may push out units that come later in
+    the path. Units that came one after the other, or never, are handled as one run: all of them are held or
+    none is."""
     together = (order[1:] - order[:-1] == 1) | (order[1:] == order[:-1])
     starts = [0, *(np.flatnonzero(~together) + 1).tolist(), len(units)]
     for start, stop in pairwise(starts):

@@ -1,7 +1,8 @@
 """A live engine's cost model. Owns: `calibrate`, from a loaded model to a `CostModel`.
 
-Rules: the whole takes the seconds asked for and not much more, whatever the machine: the batches are sized
-to its speed, the rounds to the time left. Everything is measured on the loop and executor that serve.
+Rules: a calibration takes about as many seconds as it is given on any machine: batches are sized to the
+machine's speed, and the number of rounds to the time left. Everything is measured on the loop and executor
+that serve.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ one CPU thread takes when it has the machine for itself."""
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """seconds: for the batches, beside loading. max_batched_tokens, max_running: of the engine. clock: what
-    steps are timed by (`CLOCKS`). Raises ConfigError."""
+    """Raises ConfigError for a value out of range.
+
+    seconds: how long the batches may take; loading comes on top.
+    max_batched_tokens, max_running: the engine's.
+    clock: the clock that times steps, one of `CLOCKS`.
+    """
 
     seconds: float = FULL_S
     max_batched_tokens: int = 2048
@@ -64,8 +69,8 @@ class Settings:
 def calibrate(
     bare: Bare, settings: Settings, name: str, progress: Progress = lambda line: None
 ) -> tuple[CostModel, list[Sample]]:
-    """The model and the steps it was fitted to. Raises ConfigError where the clock does not suit the
-    engine, InputError where nothing could be fitted."""
+    """The cost model, and the steps that it was fitted to. Raises ConfigError if the clock does not suit the
+    engine, InputError if nothing could be fitted."""
     check_clock(settings.clock, bare.device)
     watch = StopwatchExecutor(bare.executor, CLOCKS[settings.clock])
     steps, plan = _steps(bare, watch, settings, progress)
@@ -138,7 +143,8 @@ def _queues(bare: Bare, watch: StopwatchExecutor, settings: Settings) -> list[Sa
 def _bench(
     bare: Bare, watch: StopwatchExecutor, settings: Settings, slots: int, refresh: Refresh = Refresh.OFF
 ) -> Bench:
-    """Flights off: each text is computed by the request that was meant to."""
+    """A bench over a fresh loop. Flights are off, so that each text is computed by the request that is meant
+    to."""
     kernel = KernelConfig(
         total_pages=bare.pool.pages,
         page_size=bare.pool.page_size,
@@ -151,7 +157,8 @@ def _bench(
 
 
 def check_clock(clock: str, device: str) -> None:
-    """Raises ConfigError where one thread's processor time is not what the engine takes."""
+    """Raises ConfigError if the clock is one thread's processor time and the engine takes other time than
+    that."""
     import torch
 
     threads = torch.get_num_threads()
@@ -164,7 +171,7 @@ def check_clock(clock: str, device: str) -> None:
 
 
 def hardware(device: str) -> str:
-    """The processor that computes, as far as it says."""
+    """The name of the processor that computes, as far as the system tells it."""
     import torch
 
     if device.startswith("cuda"):

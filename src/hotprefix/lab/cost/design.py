@@ -1,8 +1,9 @@
 """Which batches a calibration runs. Owns: `Design`, lengths and counts sized to a machine's speed.
 
-Rules: every term of the model is moved on its own: chunk size against what stands before it, sequences
-against their contexts, and both at once. The texts are few and their beginnings are used again and again
-(from the prefix cache), so that long contexts are paid for once and not for every batch. Units: tokens.
+Rules: every term of the model is varied by itself: the size of a chunk, and the length of the cached prefix
+before it; the number of decoding sequences, and the length of their contexts; and prefill beside decodes.
+There are few texts, and batches use their beginnings again and again from the prefix cache, so a long context
+is computed once and not for every batch. Units: tokens.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from itertools import product
 
 LONGEST, SHORTEST = 32768, 64
 CHUNKS = (16, 64, 256, 1024)
-TEXT_SHARE = 0.3  # of all that can be computed, at most, for texts that later batches find in the cache
-ROUND_SHARE = 0.2  # and for one round of the batches
-ROOM_SHARE = 0.8  # of the cache, for the texts and a round, so that the texts stay
+TEXT_SHARE = 0.3  # of all tokens that can be computed, at most this share is for the texts that batches reuse
+ROUND_SHARE = 0.2  # and at most this share for one round of the batches
+ROOM_SHARE = 0.8  # at most this share of the cache is for the texts and a round, so that the texts stay in it
 
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """`count` sequences of about `context` tokens that decode together, for some steps alone, then with one
-    prefill chunk of each of `chunks` in the same step."""
+    """`count` sequences of about `context` tokens decode together. First they decode alone for some steps;
+    then a step for each of `chunks` computes a prefill chunk of that size too."""
 
     count: int
     context: int
@@ -29,7 +30,12 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """prefixes: what stands before each of `chunks`."""
+    """The batches of a calibration.
+
+    prefixes, chunks: for each pair, a batch computes a chunk of that size after a cached prefix of that
+    length.
+    decodes: batches of sequences that decode.
+    """
 
     prefixes: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -37,7 +43,7 @@ class Design:
 
     @property
     def texts(self) -> tuple[int, ...]:
-        """Length of text i: the longest beginning of it that any batch uses."""
+        """The length of each text: the longest beginning of it that any batch uses."""
         lengths = [0] * max(scene.count for scene in self.decodes)
         lengths[0] = max(self.prefixes)
         for scene in self.decodes:
@@ -47,7 +53,7 @@ class Design:
 
     @property
     def extent(self) -> str:
-        """How far the batches reach, for people: beyond it the prices are extrapolated."""
+        """How large the batches get, for people. Prices of larger steps are extrapolated."""
         most = max(scene.count for scene in self.decodes)
         return (
             f"contexts to {max(self.prefixes) + max(self.chunks)}, chunks to {max(self.chunks)}, "
@@ -61,7 +67,8 @@ class Design:
 
 
 def design(longest: int, largest: int, slots: int) -> Design:
-    """Batches with contexts up to `longest`, chunks up to `largest` and so many slots."""
+    """Batches with contexts up to `longest` tokens, chunks up to `largest` tokens and up to `slots`
+    sequences."""
     chunks = tuple(n for n in CHUNKS if n <= largest) or (largest,)
     counts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= slots]
     few = [n for n in counts if n <= 8]
@@ -82,8 +89,14 @@ def design(longest: int, largest: int, slots: int) -> Design:
 
 
 def fitting(room: int, positions: int, budget: int, slots: int, tokens: float) -> Design:
-    """The largest design for an engine with `room` tokens of cache, `positions` of context, a token budget
-    and so many slots, on which about `tokens` tokens can be computed in all; chunks give way last."""
+    """The largest design that an engine can run. If not everything fits, chunks are made smaller last.
+
+    room: tokens of the cache.
+    positions: the length of the context.
+    budget: tokens that a step may compute.
+    slots: sequences that may run together.
+    tokens: about how many tokens can be computed in all.
+    """
     powers = [LONGEST >> i for i in range(LONGEST.bit_length()) if LONGEST >> i >= SHORTEST]
     for largest, longest in product(reversed(CHUNKS), powers):
         found = design(longest, largest, slots)

@@ -1,9 +1,9 @@
-"""What of a step costs time. Owns: `Features`, the four numbers that the cost model reads, and how a plan's
-chunks become them.
+"""The features of a step that cost time. Owns: `Features`, the four numbers that the cost model reads, and
+how they are counted from a plan's chunks.
 
-Rules: a chunk of one position costs what a decode costs, whoever asked for it (the last position of a
-prompt that was found whole in the cache is one); every longer chunk is prefill. The simulator and the
-calibration both count by `features`, so that a coefficient means the same in both. Units: tokens.
+Rules: a chunk of one position counts as a decode, because it costs as much, even if it belongs to a prompt
+(the last position of a prompt that was found whole in the cache). Every longer chunk counts as prefill. The
+simulator and the calibration both count by `features`, so that a price means the same in both. Units: tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,14 @@ from hotprefix.kernel.plan import Chunk, Chunks
 
 
 class Features(NamedTuple):
-    """prefill_tokens: positions computed in chunks of more than one. prefill_context: positions that they
-    attend to, summed over them: n * start + n * (n + 1) / 2 for a chunk of n from `start`. decodes: chunks
-    of one position. decode_context: positions that those attend to, their own included."""
+    """What one forward pass computes.
+
+    prefill_tokens: positions computed in chunks of more than one position.
+    prefill_context: the positions that these attend to, summed over them: n * start + n * (n + 1) / 2 for a
+    chunk of n positions from `start`. Example: 3 positions from 5 attend to 6 + 7 + 8 = 21.
+    decodes: chunks of one position.
+    decode_context: the positions that those attend to, their own included.
+    """
 
     prefill_tokens: int
     prefill_context: int
@@ -26,7 +31,7 @@ class Features(NamedTuple):
 
     @property
     def regime(self) -> str:
-        """prefill | decode | mixed."""
+        """What kind of step it is: prefill, decode or mixed."""
         if not self.decodes:
             return "prefill"
         return "mixed" if self.prefill_tokens else "decode"

@@ -1,10 +1,12 @@
-"""From timings to prices. Owns: the fit, and how far off it is on what it did not see.
+"""From timings to prices. Owns: the fit, and how far off it is on batches that it did not see.
 
-Rules: non-negative least squares on relative errors (a step of 10 ms counts as much as one of 1 s), each
-regime and each batch with equal weight however often it ran, outliers with less (Huber's weights, iterated;
-Huber, Robust Estimation of a Location Parameter, 1964). The error is cross-validated over whole batches:
-all repetitions of a batch are left out together, so the figure is for batches the fit has never seen. By the
-same error it is decided whether the price of a position and of a decode changes with their number (`Form`).
+Rules:
+1. The fit is non-negative least squares on relative errors: a step of 10 ms counts as much as one of 1 s.
+2. Each regime has the same weight, and so has each batch within it, however often it ran. Outliers have less
+   (Huber's weights, iterated; Huber, Robust Estimation of a Location Parameter, 1964).
+3. The error is cross-validated over whole batches: all repetitions of a batch are left out together, so the
+   figure is for batches that the fit has never seen.
+4. The same error decides whether the price of a position or of a decode changes with their number (`Form`).
 """
 
 from __future__ import annotations
@@ -30,18 +32,21 @@ MAD_TO_SIGMA = 1.4826
 ROUNDS = 30
 PREFILL_KNOTS = (32, 128, 512)
 DECODE_KNOTS = (2, 4, 8, 16, 32)
-CLEARLY = 0.9  # a form with more prices has to have at most this share of the simpler one's error
+CLEARLY = 0.9  # a form with more prices is taken only if its error is at most this share of the simpler one's
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """After how many positions, and decodes, in one step the price of each changes; none: never."""
+    """At which numbers in one step the price changes: of a prefill position, and of a decode. Empty: it never
+    changes.
+    Example: decode (8,) means one price for the first 8 decodes and another for those beyond."""
 
     prefill: tuple[int, ...] = ()
     decode: tuple[int, ...] = ()
 
     def within(self, samples: Sequence[Sample]) -> Form:
-        """Without what no sample reaches: a price that nothing tells would be 0."""
+        """The form without the changes that no sample reaches: the price beyond such a change would be fitted
+        as 0."""
         prefill = max((s.features.prefill_tokens for s in samples), default=0)
         decodes = max((s.features.decodes for s in samples), default=0)
         return Form(
@@ -56,8 +61,12 @@ FORMS = (LINEAR, Form(decode=DECODE_KNOTS), Form(PREFILL_KNOTS, DECODE_KNOTS))
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """values: seconds, each >= 0, in the order of `step_matrix`'s columns: base, prefill positions (one price
-    more for each of `form.prefill`), prefill context, decodes (likewise), decode context."""
+    """The prices of a form's terms.
+
+    values: seconds, each >= 0, in the order of the columns of `step_matrix`: base; prefill positions, with
+    one price more for each number in `form.prefill`; prefill context; decodes, with one price more for each
+    number in `form.decode`; decode context.
+    """
 
     form: Form
     values: Floats
@@ -92,14 +101,14 @@ def _priced(knots: tuple[int, ...], values: Floats) -> Curve:
 
 
 def step_prices(samples: Sequence[Sample], form: Form = LINEAR) -> StepPrices:
-    """What each term of a form costs. Raises InputError for timings that are not positive."""
+    """The price of each term of a form. Raises InputError for timings that are not positive."""
     form = form.within(samples)
     return StepPrices(form, solve(step_matrix(samples, form), _seconds(samples), _balance(samples)))
 
 
 def best_form(samples: Sequence[Sample], seed: int = 0) -> Form:
-    """The form whose mean error on batches that it did not see is smallest; one with more prices has to be
-    clearly better. Raises InputError for fewer than two batches."""
+    """The form with the smallest mean error on left-out batches; a form with more prices must be better by
+    the factor CLEARLY. Raises InputError for fewer than two batches."""
     best, least = LINEAR, _left_out_error(samples, LINEAR, seed)
     for form in FORMS[1:]:
         error = _left_out_error(samples, form, seed)
@@ -109,14 +118,14 @@ def best_form(samples: Sequence[Sample], seed: int = 0) -> Form:
 
 
 def scheduler_prices(samples: Sequence[Sample]) -> Floats:
-    """[base, running, waiting, prefix touched by refresh], seconds, each >= 0. Steps with as many waiting
-    requests, refresh on and off, tell the last two apart."""
+    """The prices [base, running, waiting, prefix touched by refresh] of a step outside its forward pass;
+    seconds, each >= 0. Steps with as many waiting requests, refresh on and off, tell the last two apart."""
     rows = np.array([(1.0, s.running, s.waiting, s.touched) for s in samples])
     return solve(rows, np.array([s.outside_s for s in samples]), np.ones(len(samples)))
 
 
 def step_matrix(samples: Sequence[Sample], form: Form = LINEAR) -> Floats:
-    """The form's terms of each sample, float64[n, 5 + its changes of price]."""
+    """The form's terms for each sample, float64[n, 5 + the form's changes of price]."""
     rows = [
         (
             1, *_parts(form.prefill, s.features.prefill_tokens), s.features.prefill_context,
@@ -128,14 +137,15 @@ def step_matrix(samples: Sequence[Sample], form: Form = LINEAR) -> Floats:
 
 
 def _parts(knots: tuple[int, ...], count: int) -> list[int]:
-    """How many of `count` fall under each price."""
+    """How many of `count` have each price. Example: knots (8,) divide 10 into [8, 2]."""
     borders = (0, *knots, count)
     return [max(0, min(count, high) - low) for low, high in pairwise(borders)]
 
 
 def solve(rows: Floats, seconds: Floats, weights: Floats) -> Floats:
-    """Prices x >= 0 that make rows @ x close to seconds, relatively. rows [n, k], seconds [n] > 0, weights
-    [n]. Raises InputError for timings that are not positive."""
+    """The prices x >= 0 for which rows @ x has the smallest weighted relative errors against `seconds`. rows:
+    [n, k].
+    seconds, weights: [n]. Raises InputError for timings that are not positive."""
     if not len(rows) or not np.all(np.isfinite(seconds)) or np.min(seconds) <= 0:
         raise InputError(f"{len(rows)} timings, all of which have to be above 0 s: nothing can be fitted")
     relative = rows / seconds[:, None]
@@ -170,8 +180,8 @@ def _left_out_error(samples: Sequence[Sample], form: Form, seed: int) -> float:
 
 
 def _left_out(samples: Sequence[Sample], form: Form, seed: int) -> tuple[Floats, list[float], int]:
-    """(seconds of each sample by a fit that did not see its batch, seconds of all samples by each of these
-    fits, batches)"""
+    """Three results: each sample's seconds as predicted by a fit that did not see its batch; for each of
+    these fits, the sum of the predicted seconds of all samples; the number of batches."""
     names = sorted({s.point for s in samples})
     if len(names) < 2:
         raise InputError(f"{len(names)} batches were timed: a cross-validation needs at least 2")
@@ -190,7 +200,7 @@ def _left_out(samples: Sequence[Sample], form: Form, seed: int) -> tuple[Floats,
 
 
 def errors(samples: Sequence[Sample], predicted: Floats, method: str) -> FitError:
-    """How far `predicted` is from the samples' seconds, whole and by regime."""
+    """How far `predicted` is from the samples' seconds, overall and by regime."""
     seconds = _seconds(samples)
     off = np.abs(predicted / seconds - 1.0)
     regimes = np.array([s.features.regime for s in samples])
@@ -218,7 +228,7 @@ def _seconds(samples: Sequence[Sample]) -> Floats:
 
 
 def _balance(samples: Sequence[Sample]) -> Floats:
-    """Weights that give each regime the same sum, and each batch in a regime."""
+    """Weights with the same sum for each regime and, within a regime, for each batch."""
     runs = Counter((s.features.regime, s.point) for s in samples)
     batches = Counter(regime for regime, _ in runs)
     return np.array([1.0 / (runs[s.features.regime, s.point] * batches[s.features.regime]) for s in samples])

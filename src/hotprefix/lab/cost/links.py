@@ -1,7 +1,7 @@
 """Times the copies between L1 and L2. Owns: `host_links`.
 
-Rules: the engine's own copies (`HostPool`), pages in no particular order, as after hours of use; from one
-page to all of them, so that the time before the first byte and the bandwidth can be told apart.
+Rules: the copies are the engine's own (`HostPool`). Pages are in random order, as after hours of use. Copies
+of one page and of many pages are timed, so that latency and bandwidth can be told apart.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 PAGES = 256
 REPEATS = 5
-FASTEST = 1e12  # bytes per second: no link between two tiers is faster, a fit that says so saw noise
+FASTEST = 1e12  # bytes per second: no link between two tiers is faster; a fit that gives more saw noise
 
 
 def host_links(pool: KVPool) -> Links:
-    """Save and restore of a host pool beside `pool`, which is overwritten."""
+    """The links save and restore, timed between `pool`, which is overwritten, and a host pool made for it."""
     from hotprefix.engine.hostpool import HostPool
 
     host = HostPool(pool, min(PAGES, pool.pages))
@@ -43,7 +43,7 @@ def host_links(pool: KVPool) -> Links:
 
 
 def _plans(sizes: Sequence[int], pages: int, host_pages: int) -> list[StepPlan]:
-    """Save and restore of each size in turn, repeated; one unmeasured round would only warm the first."""
+    """Plans that save and restore each size in turn, several times."""
     draw = random.Random(0)
     plans = []
     for _ in range(REPEATS):
@@ -58,7 +58,7 @@ def _plans(sizes: Sequence[int], pages: int, host_pages: int) -> list[StepPlan]:
 
 
 def _synchronised(host: HostPool, plan: StepPlan) -> None:
-    """Carry a plan out to its end, also where a device works behind the caller's back."""
+    """Carry a plan out, and wait until a device that works asynchronously has finished it."""
     import torch
 
     host.carry(plan)

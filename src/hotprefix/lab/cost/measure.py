@@ -1,9 +1,10 @@
 """Times designed batches on a live engine. Owns: `Sample`, the stopwatch around the executor, and the order
 in which batches are run.
 
-Rules: every batch goes through the real loop (kernel, executor, sampler, commit); what is recorded is the
-plan that came out, not the one that was meant. Batches are interleaved and repeated in rounds, so that a
-slow minute of the machine falls on no one of them; rounds go on while the time lasts, at least one.
+Rules: every batch goes through the real loop (kernel, executor, sampler, commit). What is recorded is the
+plan that the kernel made, not the one that was intended. Batches are interleaved and repeated in rounds, so
+that a slow minute of the machine affects all of them alike. There is at least one round, and more while the
+time lasts.
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One step. seconds: its forward pass. outside_s: the rest of the loop's step. running, waiting: requests
-    once it was planned. point: names the batch it was meant for; equal batches have equal names. touched:
-    prefixes that waiting-prefix refresh touched."""
+    """One step.
+
+    point: the name of the batch that it was made for; equal batches have equal names.
+    features: what its forward pass computed.
+    seconds: the time of its forward pass.
+    outside_s: the time of the rest of the loop's step.
+    running, waiting: how many requests ran and waited after it was planned.
+    touched: prefixes that waiting-prefix refresh touched in it.
+    """
 
     point: str
     features: Features
@@ -51,7 +58,12 @@ class Sample:
 
 @dataclass
 class StopwatchExecutor:
-    """Passes plans on and times them. spent_s: the whole of its last `execute`, its own work included."""
+    """Passes plans on to `inner` and times them.
+
+    seconds: the time of the last plan's forward pass.
+    spent_s: the time of the whole last call of `execute`, its own work included.
+    plan: the last plan.
+    """
 
     inner: Executor
     clock: Clock = time.perf_counter
@@ -80,7 +92,7 @@ class StopwatchExecutor:
 
 @dataclass
 class Bench:
-    """Runs batches on one loop, whose executor is `watch`. vocab_size: ids are drawn below it."""
+    """Runs batches on one loop, whose executor is `watch`. vocab_size: token ids are drawn below it."""
 
     loop: EngineLoop
     watch: StopwatchExecutor
@@ -96,7 +108,7 @@ class Bench:
     # -- what batches are made of -----------------------------------------------------------------
 
     def text(self, index: int, length: int) -> tuple[int, ...]:
-        """The beginning of text `index`: the same ids whenever it is asked for."""
+        """The first `length` ids of text `index`, which are the same at every call."""
         while len(self._texts) <= index:
             self._texts.append(())
         if len(self._texts[index]) < length:
@@ -104,7 +116,7 @@ class Bench:
         return self._texts[index][:length]
 
     def fresh(self, length: int) -> tuple[int, ...]:
-        """Ids that nothing has begun with."""
+        """`length` ids that no earlier text begins with."""
         return tuple(self._random.choices(range(self.vocab_size), k=length))
 
     def submit(self, prompt: tuple[int, ...], outputs: int) -> RequestId:
@@ -114,7 +126,7 @@ class Bench:
         return name
 
     def step(self, point: str) -> Sample | None:
-        """One step of the loop, recorded under `point` (None where nothing ran)."""
+        """Run one step of the loop and record it under `point`; None if nothing ran."""
         self.watch.plan, self.watch.spent_s = None, 0.0
         touched = self.loop.kernel.counters.refresh_touches
         begun = self.watch.clock()
@@ -136,7 +148,7 @@ class Bench:
             self.step(point)
 
     def drop(self, requests: Sequence[RequestId]) -> None:
-        """End requests without computing more."""
+        """Abort requests."""
         for request in requests:
             self.loop.abort(request)
         while self.loop.has_work:
@@ -145,12 +157,12 @@ class Bench:
     # -- batches ----------------------------------------------------------------------------------
 
     def prefill(self, prefix: int, chunk: int) -> None:
-        """One chunk after a cached prefix."""
+        """Compute a chunk of `chunk` tokens after a cached prefix of `prefix` tokens."""
         self.submit(self.text(0, prefix) + self.fresh(chunk), 1)
         self.drain(f"prefill {chunk} after {prefix}")
 
     def decode(self, scene: Decodes) -> None:
-        """Sequences that decode, alone and beside prefill chunks."""
+        """Run sequences that decode, alone and beside prefill chunks."""
         most = 2 * DECODE_STEPS + len(scene.chunks) + scene.count
         open_ = [self.submit(self.text(i, scene.context), most) for i in range(scene.count)]
         name = f"decode {scene.count} of {scene.context}"
@@ -163,12 +175,13 @@ class Bench:
         self.drop(open_)
 
     def _until_decoding(self, count: int, point: str) -> None:
-        """Step until so many decode together (or nothing runs: the cache was too small for them)."""
+        """Step until `count` sequences decode together, or until nothing runs because the cache is too
+        small."""
         while (made := self.step(point)) is not None and made.features.decodes < count:
             pass
 
     def queue(self, waiting: int, slots: int) -> None:
-        """Sequences in every slot decode while others, whose beginnings are cached, wait."""
+        """Let sequences in all slots decode while `waiting` others, whose beginnings are cached, wait."""
         outputs = slots + 2 * DECODE_STEPS
         running = [self.submit(self.text(i, WAITING_TOKENS), outputs) for i in range(slots)]
         self._until_decoding(slots, "start queue")
@@ -179,7 +192,7 @@ class Bench:
 
 
 def seconds_per_token(bench: Bench, tokens: int) -> float:
-    """What a prefilled token costs here by the wall clock, roughly; warms the engine up on the way."""
+    """About how long a prefilled token takes here, by the wall clock. This also warms the engine up."""
     for length in (16, tokens, tokens):
         prompt, begun = bench.fresh(length), time.perf_counter()
         bench.submit(prompt, 1)
@@ -190,9 +203,9 @@ def seconds_per_token(bench: Bench, tokens: int) -> float:
 
 
 def run_rounds(bench: Bench, plan: Design, deadline: float, told: Callable[[int, int, int], None]) -> int:
-    """Rounds over the design until `deadline` (`time.perf_counter`); returns how many. The texts come
-    first and are no samples: each is computed once, so a slow moment would stay. told(round, batch,
-    batches): progress."""
+    """Run rounds over the design until `deadline` (of `time.perf_counter`); returns how many. The texts are
+    computed first and give no samples: each is computed once, so a slow moment could not be averaged out.
+    told: called as told(round, batch, batches) to show progress."""
     for index, length in enumerate(plan.texts):
         bench.submit(bench.text(index, length), 1)
         bench.drain("text")

@@ -1,8 +1,8 @@
-"""How long a step takes. Owns: `CostModel`, its JSON file, and what is said of where its figures come from.
+"""How long a step takes. Owns: `CostModel`, its JSON file, and the record of where its figures come from.
 
-Rules: every coefficient is a price in seconds that one can read, and never negative. What a position or a
-decode costs may change with their number in the step (`Beyond`). A file says what was measured, on what, when
-and how far off it is; whatever is damaged, of another version or impossible is refused.
+Rules: every coefficient is a price in seconds, never negative. The price of a position or a decode may change
+with their number in the step (`Beyond`). A file says what was measured, on which machine, when, and how far
+off it is. A file that is damaged, of another version or has an impossible value is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class _Frozen(BaseModel):
-    # defer_build: a run's process gets its cost model pickled and validates nothing
+    # defer_build: a run's process gets its cost model pickled and validates nothing, so it needs no validator
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
@@ -41,13 +41,18 @@ class Link(_Frozen):
     bytes_per_s: Rate
 
     def seconds(self, size: int) -> float:
-        """How long `size` bytes take when nothing else uses the link."""
+        """How many seconds `size` bytes take if nothing else uses the link."""
         return self.latency_s + size / self.bytes_per_s
 
 
 class Links(_Frozen):
-    """The links below L1; None = not known, and a replay that needs one has to be given it. save: L1 to L2,
-    restore: L2 to L1, put: L2 to L3, fetch: L3 to L2."""
+    """The links below L1. None: not known; a replay that needs such a link must be given it.
+
+    save: L1 to L2.
+    restore: L2 to L1.
+    put: L2 to L3.
+    fetch: L3 to L2.
+    """
 
     save: Link | None = None
     restore: Link | None = None
@@ -56,7 +61,11 @@ class Links(_Frozen):
 
 
 class ErrorOf(_Frozen):
-    """Absolute error of predicted step times, as shares of the measured ones, over `samples` steps."""
+    """The absolute error of predicted step times, as a share of the measured ones.
+
+    samples: how many steps.
+    median, p95: of the errors of these steps.
+    """
 
     samples: Count
     median: Share
@@ -64,7 +73,7 @@ class ErrorOf(_Frozen):
 
 
 class Beyond(_Frozen):
-    """From the (after + 1)th on, each costs `each_s` instead."""
+    """A change of price: in one step, each position or decode after the first `after` costs `each_s`."""
 
     after: Count
     each_s: Seconds
@@ -74,10 +83,16 @@ Beyonds = Annotated[tuple[Beyond, ...], Field(strict=False)]
 
 
 class FitError(_Frozen):
-    """How far off steps are that the fit did not see. method: how that was found out. None: no such steps.
-    bias: (sum predicted - sum measured) / sum measured, all steps. uncertainty: standard error of the
-    predicted sum over the measured one, by leaving out batches (delete-a-group jackknife); None: not told. It
-    knows nothing of a machine that is faster or slower at another time."""
+    """How far off the model is on steps that the fit did not see.
+
+    method: how this was found out.
+    overall: over all steps.
+    prefill, decode, mixed: over the steps of one regime; None if there are none.
+    bias: (sum predicted - sum measured) / sum measured, over all steps.
+    uncertainty: the standard error of the predicted sum, as a share of the measured sum, by leaving out
+    batches (delete-a-group jackknife). None: not known. It does not cover a machine that is faster or slower
+    at another time.
+    """
 
     method: Text
     overall: ErrorOf
@@ -89,18 +104,30 @@ class FitError(_Frozen):
 
 
 class CostModel(_Frozen):
-    """The time of a forward pass and of planning it, and the size of what moves.
+    """The time of a forward pass and of planning it, and the size of what is copied.
 
-    name, source: what it is and where the figures are from, for people. model, dtype, hardware, date: of the
-    measurement (date of a published preset: when its sources were read). Seconds per: base_s step;
-    prefill_token_s position in a chunk of more than one; prefill_context_s (position, position it attends to)
-    pair of those; decode_s chunk of one position; decode_context_s position that those attend to.
-    prefill_token_beyond, decode_beyond: the price from a number of them in one step on. Example: decode_s of
-    3 ms and decode_beyond of 5 ms after 8 make 10 decodes cost 34 ms, beside the step's other terms.
-    scheduler_*: what a step costs outside the forward pass: per step, running request and waiting request.
-    refresh_touch_s: beside that, what each prefix costs that waiting-prefix refresh touches; None = not
-    known, or already part of scheduler_waiting_s: then replays do not measure what refresh costs the
-    scheduler. kv_token_bytes: keys and values of one token in all layers. fit: None where nothing was fitted.
+    name, source: what the model is, and where its figures come from, for people.
+    model, dtype, hardware, date: what was measured and when (for a published preset: when its sources were
+    read).
+
+    Prices, seconds:
+    base_s: of a step.
+    prefill_token_s: of a position in a chunk of more than one.
+    prefill_token_beyond: changes of that price with the number of such positions in one step.
+    prefill_context_s: of a pair of such a position and a position that it attends to.
+    decode_s: of a chunk of one position.
+    decode_beyond: changes of that price with the number of such chunks in one step. Example: with a decode_s
+    of 3 ms, and a decode_beyond of 5 ms after 8, 10 decodes cost 8 * 3 + 2 * 5 = 34 ms, beside the step's
+    other terms.
+    decode_context_s: of a position that such a chunk attends to.
+    scheduler_base_s, scheduler_running_s, scheduler_waiting_s: of a step outside its forward pass, of a
+    running request in it, and of a waiting request.
+    refresh_touch_s: beside that, of each prefix that waiting-prefix refresh touches. None: not known, or
+    already part of scheduler_waiting_s; then replays do not measure what refresh costs the scheduler.
+
+    kv_token_bytes: keys and values of one token in all layers.
+    links: the copies between tiers.
+    fit: how far off the prices are; None if nothing was fitted.
     """
 
     version: Literal[1, 2] = VERSION
@@ -127,7 +154,7 @@ class CostModel(_Frozen):
 
     @model_validator(mode="after")
     def _takes_time(self) -> Self:
-        """A step that takes no time would let a replay run for ever at one moment."""
+        """Refuse a model in which a step takes no time: a replay could go on for ever at one moment."""
         if self.base_s + min(self.prefill_token_s, self.decode_s) <= 0:
             raise ValueError("base_s and one of prefill_token_s and decode_s are 0: a step takes time")
         return self
@@ -142,7 +169,7 @@ class CostModel(_Frozen):
 
     @property
     def prices(self) -> Prices:
-        """The time of a step, for whoever asks often."""
+        """The prices in the form that computes a step's time fastest."""
         return Prices(
             self.base_s, _curve(self.prefill_token_s, self.prefill_token_beyond), self.prefill_context_s,
             _curve(self.decode_s, self.decode_beyond), self.decode_context_s,
@@ -151,7 +178,8 @@ class CostModel(_Frozen):
         )  # fmt: skip
 
     def scaled(self, by: float) -> CostModel:
-        """The same machine, every step and every pass of the scheduler `by` times as long. Links stay."""
+        """The model of a machine on which forward passes and planning take `by` times as long. Links stay as
+        they are."""
         known = {name: getattr(self, name) for name in type(self).model_fields if name.endswith("_s")}
         prices = {name: price * by for name, price in known.items() if price is not None}
         beyond = {
@@ -174,7 +202,7 @@ class CostModel(_Frozen):
     # -- its file ---------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write the file whole or not at all. Raises InputError where it cannot be written."""
+        """Write the file, whole or not at all. Raises InputError if it cannot be written."""
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,8 +215,8 @@ class CostModel(_Frozen):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file that `save` wrote. Raises InputError: absent, damaged, of another version, or with a
-        value that cannot be."""
+        """Read a file that `save` wrote. Raises InputError if it is absent, damaged, of another version, or
+        has an impossible value."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -198,7 +226,7 @@ class CostModel(_Frozen):
 
     @classmethod
     def parse(cls, text: str, where: str) -> Self:
-        """The model in a file's text. where: names it in messages. Raises InputError."""
+        """The model in a file's text. where: the file's name for messages. Raises InputError."""
         try:
             found = json.loads(text)
         except json.JSONDecodeError as error:
@@ -229,7 +257,7 @@ def _check_version(found: Any, where: str) -> None:
 
 
 def _first(error: ValidationError) -> str:
-    """The first thing that is wrong, with its value."""
+    """The first fault of a file, with the value at fault."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     if not field:

@@ -1,7 +1,8 @@
 """The cost models that ship. Owns: their names, and `load_cost`, which takes a name or a file.
 
-Rules: a preset is a file like the ones `hotprefix calibrate` writes, either measured by it or fitted to
-published figures; its `source` says which, docs/cost-model.md how. Names: model.hardware[.number format].
+Rules: a preset is a file as `hotprefix calibrate` writes it. Its figures were measured by that command or
+fitted to published figures; its `source` says which, and docs/cost-model.md says how. Names:
+model.hardware[.number format].
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SUFFIX = ".json"
 
 
 def preset_names() -> tuple[str, ...]:
-    """Every preset, sorted."""
+    """The names of all presets, sorted."""
     found = (entry.name for entry in _FOLDER.iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)))
 

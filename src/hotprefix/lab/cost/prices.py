@@ -1,7 +1,7 @@
 """What a step costs. Owns: `Prices`, the arithmetic of the cost model.
 
-Rules: plain float arithmetic over prices that never change: the simulator asks for it a million times.
-What they mean and where they come from is `model.py`'s; what is counted is `features.py`'s.
+Rules: plain float arithmetic over prices that never change, because the simulator calls it a million times.
+model.py says what the prices mean and where they come from; features.py says what is counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from 0 on. ((0, 2.0), (8, 1.0)): the first eight cost 2 s each, all further ones
 
 
 def total(curve: Curve, count: int) -> float:
-    """Seconds of `count` things."""
+    """Seconds of `count` positions or decodes."""
     seconds, price, since = 0.0, 0.0, 0
     for after, each in curve:
         if count <= after:
@@ -26,8 +26,10 @@ def total(curve: Curve, count: int) -> float:
 
 @dataclass(slots=True)
 class Prices:
-    """Seconds, named as in `CostModel`. prefill_tokens, decodes: how the price of each changes with their
-    number in one step."""
+    """The prices of `CostModel`, seconds, under the same names.
+
+    prefill_tokens, decodes: how the price of each changes with their number in one step.
+    """
 
     base_s: float
     prefill_tokens: Curve
@@ -50,8 +52,8 @@ class Prices:
         )
 
     def scheduler_s(self, running: int, waiting: int, touched: float = 0) -> float:
-        """Seconds that a step takes beside its forward pass, with so many requests. touched: prefixes that
-        refresh touches in it."""
+        """Seconds that a step takes outside its forward pass, with so many running and waiting requests.
+        touched: prefixes that refresh touches in it."""
         return (
             self.scheduler_base_s
             + self.scheduler_running_s * running

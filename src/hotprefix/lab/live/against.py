@@ -1,9 +1,10 @@
 """The engine against its simulation. Owns: `against_live`: which loads are run, and for how long.
 
-Rules (lab.md, *Believing it*): one by one (low load, the order is given), all at once (times tie, saturation
-is measured), then arrivals at shares of that saturation. Every load starts on an empty cache, the same
-kernel settings on both sides; L1 only. Bounded: as many requests as the time allows by the simulator's own
-forecast.
+Rules:
+1. Three kinds of load are run: requests one by one (low load, their order is given); all at once (all arrive
+   at the same moment, which measures saturation); and arrivals at shares of that saturation.
+2. Every load starts with an empty cache and the same kernel settings on both sides. There is no tier but L1.
+3. As many requests are run as the time allows, by the simulator's own forecast.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 LOADS: Final = (0.5, 0.7, 0.95)
-STANDARD_ERRORS: Final = 2.0  # of the calibration's sum of step times, each way
+STANDARD_ERRORS: Final = 2.0  # steps are assumed to be off by so many of the calibration's, each way
 FEWEST: Final = 4
-CALIBRATE_SHARE: Final = 0.25  # of the seconds, where no cost model is given
+CALIBRATE_SHARE: Final = 0.25  # of the seconds, if no cost model is given
 CALIBRATE_TOKENS: Final = 8192
 PRESSURE: Final = 0.5  # the pool holds this share of the distinct tokens, so that something is evicted
 ROOM: Final = 1.5  # and at least so many of the longest requests
@@ -44,9 +45,16 @@ MANY: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """limit: requests at most. seconds: for everything after loading, about. block: tokens that a block of
-    the trace becomes, None = as many as the time allows. kv_tokens: capacity of the pool, None = chosen so
-    that it has to evict. outputs: of one request at most. clock: `CLOCKS`. Raises ConfigError."""
+    """Raises ConfigError for a value out of range.
+
+    limit: the largest number of requests.
+    seconds: about how long everything after loading may take.
+    block: how many tokens a block of the trace becomes; None: as many as the time allows.
+    page_size: tokens.
+    kv_tokens: capacity of the pool; None: one that is small enough to evict.
+    outputs: the largest number of output tokens of one request.
+    clock: one of `CLOCKS`.
+    """
 
     limit: int = 40
     seconds: float = 150.0
@@ -72,9 +80,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Believed:
-    """What came of it. cost: label of the cost model that predicted. saturation_rps: requests per second when
-    all come at once, measured. left_out: requests of the trace that are too long for this engine. block:
-    tokens that a block of the trace became."""
+    """The result.
+
+    cost: the label of the cost model that the predictions used.
+    left_out: how many requests of the trace are too long for this engine.
+    block: how many tokens a block of the trace became.
+    saturation_rps: requests per second if all arrive at once, measured.
+    levels: one for each load.
+    """
 
     trace: str
     model: str
@@ -92,8 +105,8 @@ class Believed:
 
     @property
     def reuse_equal(self) -> bool:
-        """Whether every request reused the same tokens wherever the order was given (one by one, all at
-        once), and everywhere once the live order was."""
+        """Whether every request reused as many tokens as in the simulation: under the loads that give the
+        order (one by one, all at once), and under the others when the simulator is given the live order."""
         given = [level for level in self.levels if level.load is None]
         return not any(level.differ for level in given) and all(
             level.order_parity is not False for level in self.levels
@@ -104,8 +117,9 @@ def against_live(
     bare: Bare, trace: Trace, options: Options, cost: CostModel | None = None,
     progress: Progress = lambda line: None,
 ) -> Believed:  # fmt: skip
-    """Run the trace's first requests on the engine and in the simulator. cost: None = calibrate first. Raises
-    InputError for a trace that cannot be used, ConfigError for settings, LiveRunFailed."""
+    """Run the trace's first requests on the engine and in the simulator. cost: the simulator's cost model;
+    None: calibrate first. Raises InputError for a trace that cannot be used, ConfigError for settings,
+    LiveRunFailed."""
     check_clock(options.clock, bare.device)
     seconds = options.seconds
     if cost is None:
@@ -138,7 +152,8 @@ def against_live(
 def _chosen(
     positions: int, trace: Trace, options: Options, cost: CostModel, seconds: float
 ) -> tuple[Small, KernelConfig]:
-    """The requests and the settings to run them with: the longest blocks that leave MANY requests."""
+    """The requests, and the settings to run them with. Blocks are as long as they can be for the time to
+    allow MANY requests."""
     blocks = (options.block,) if options.block else [b for b in BLOCKS if b <= trace.block_size]
     for block in blocks:
         try:
@@ -165,7 +180,7 @@ def _kernel(found: Small, options: Options) -> KernelConfig:
 
 
 def _affordable(found: Small, kernel: KernelConfig, cost: CostModel, seconds: float) -> Small:
-    """As many requests as the loads can be run with in the time, by the simulator's forecast."""
+    """As many requests as can be run under all loads in the time, by the simulator's forecast."""
     count = len(found.requests)
     while True:
         chosen = found.first(count)
@@ -178,7 +193,8 @@ def _affordable(found: Small, kernel: KernelConfig, cost: CostModel, seconds: fl
 
 
 class _Rig:
-    """Runs loads, both sides of each. saturation_rps: known once all requests have come at once."""
+    """Runs loads, each on both sides. saturation_rps: known after the load in which all requests arrive at
+    once."""
 
     def __init__(
         self, bare: Bare, kernel: KernelConfig, cost: CostModel, chosen: Small, options: Options,
@@ -212,8 +228,9 @@ class _Rig:
         return compare(name, load, real, predicted, ordered, self._spread(requests, loop))
 
     def _spread(self, requests: Sequence[TraceRequest], loop: Loop) -> tuple[Run, Run] | None:
-        """The prediction with every step as much shorter, and longer, as the calibration may be off: near
-        saturation a step time that is 1 % off moves waits by a multiple of it."""
+        """The predictions with every step shorter, and longer, by as much as the calibration may be off; None
+        if it does not say how much. Near saturation, a step time that is 1 % off changes waits by a multiple
+        of 1 %."""
         fit = self._cost.fit
         if fit is None or fit.uncertainty is None:
             return None

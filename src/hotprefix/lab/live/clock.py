@@ -1,8 +1,8 @@
-"""What a live run is timed by. Owns: `WallClock` and `CpuClock`.
+"""The clocks that time a live run. Owns: `WallClock` and `CpuClock`.
 
-Rules: seconds from 0 at the run's start, never backwards. `CpuClock` is this thread's processor time, and
-waiting skips time instead of taking it: on a machine that others use, that is what an engine on one CPU
-thread takes when it has the machine for itself.
+Rules: seconds from 0 at the run's start, never backwards. `CpuClock` counts this thread's processor time, and
+a wait moves it forward without waiting. So on a machine that other programs use too, it shows the time that
+an engine on one CPU thread would take if it had the machine for itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Clock(Protocol):
     def __call__(self) -> float: ...
 
     def wait_until(self, when: float) -> None:
-        """Let time pass to `when` (nothing if that is over)."""
+        """Let time pass until `when`; does nothing if `when` is past."""
         ...
 
 
@@ -33,7 +33,7 @@ class WallClock:
 
 
 class CpuClock:
-    """Processor time and skipped waits."""
+    """This thread's processor time, plus the waits that were skipped."""
 
     def __init__(self) -> None:
         self._zero = time.thread_time()

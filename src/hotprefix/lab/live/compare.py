@@ -1,9 +1,12 @@
-"""What two runs of one workload have in common. Owns: `Level`, `compare`, and the replay of a live order.
+"""A live and a simulated run of one workload, compared. Owns: `Level`, `compare`, and the replay of a live
+order.
 
-Rules (lab.md, *Believing it*): reuse is compared request by request and has to be equal; errors of times are
-simulated minus live, so a plus means that the simulator thinks the engine slower than it is. Where requests
-reuse other tokens, the reason is shown and not assumed: with the live run's order of arrivals and steps,
-and no times at all, the simulator has to decide the same to the last event.
+Rules:
+1. Reuse is compared request by request and has to be equal.
+2. An error of a time is simulated minus live: if it is positive, the simulator took the engine for slower
+   than it is.
+3. If requests reuse different numbers of tokens, the reason is tested: the simulator is given the live run's
+   order of arrivals and steps, and no times, and then has to decide the same to the last event.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ TIMES: Final = (
     ("queue time", pl.col("admit_s") - pl.col("arrival_s")),
     ("completion", pl.col("finish_s") - pl.col("arrival_s")),
 )
-SMALLEST_S: Final = 1e-2  # below it a relative error says nothing
+SMALLEST_S: Final = 1e-2  # the relative error of a shorter time means nothing
 STEP_OF_ONE: Final = CostModel(
     name="one second a step", source="the order of a live run", model="any", dtype="any", hardware="any",
     date=dt.date(1970, 1, 1), base_s=1.0, prefill_token_s=0.0, prefill_context_s=0.0, decode_s=0.0,
@@ -42,10 +45,16 @@ STEP_OF_ONE: Final = CostModel(
 
 @dataclass(frozen=True, slots=True)
 class TimeError:
-    """One time's percentiles, seconds. error_*: simulated minus live; relative_*: that as a share of live,
-    None where live is below SMALLEST_S. typical_s: median over requests of the absolute error. between_*: the
-    errors with every step as much shorter and longer as the calibration may be off (`STANDARD_ERRORS` in
-    against.py): an error inside that range needs no other reason; None if the calibration does not tell."""
+    """The percentiles of one time (`name`), and how far off they are in the simulation.
+
+    live_*: measured, seconds.
+    error_*: simulated minus live, seconds.
+    relative_*: the error as a share of live; None if live is below SMALLEST_S.
+    typical_s: the median over requests of the absolute error, seconds.
+    between_*: the errors with every step shorter, and longer, by as much as the calibration may be off
+    (`STANDARD_ERRORS` in against.py). An error in this range needs no other explanation. None if the
+    calibration does not say how far off it may be.
+    """
 
     name: str
     live_p50_s: float
@@ -61,7 +70,10 @@ class TimeError:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """A request that reused other tokens live than simulated."""
+    """A request that reused another number of tokens live than in the simulation.
+
+    live, simulated: tokens reused.
+    """
 
     request: str
     live: int
@@ -70,10 +82,18 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One load. load: share of saturation, None where requests come one by one or all at once. reused:
-    tokens, live. steps_equal: leading steps that are the same. events_equal: all events are. order_parity:
-    with the live order every event is (None for one by one, where the order is given). diverged: the first
-    event that differs, live and simulated."""
+    """The comparison under one load.
+
+    load: share of saturation; None if requests come one by one or all at once.
+    makespan_s: when the last request ended, live.
+    reused: tokens, live.
+    differ: the requests that reused different numbers of tokens.
+    steps_equal: how many steps, from the first on, are the same on both sides.
+    events_equal: whether all events are the same.
+    order_parity: whether all events are the same when the simulator is given the live order; None for one by
+    one, which gives the order anyway.
+    diverged: the first events that differ, live and simulated; None if none do.
+    """
 
     name: str
     load: float | None
@@ -95,7 +115,7 @@ def compare(
     name: str, load: float | None, live: Run, predicted: Run, order_parity: bool | None,
     spread: tuple[Run, Run] | None = None,
 ) -> Level:  # fmt: skip
-    """What of `predicted` came true. spread: predictions with shorter and with longer steps."""
+    """Compare a live run with its prediction. spread: the predictions with shorter and with longer steps."""
     reused, expected = live.requests["cached_l1"], predicted.requests["cached_l1"]
     return Level(
         name=name,
@@ -120,7 +140,8 @@ def compare(
 
 
 def same_in_order(kernel: KernelConfig, requests: Sequence[TraceRequest], block_size: int, live: Run) -> bool:
-    """Whether the simulator, told only before which step each request came, does what the engine did."""
+    """Whether the simulator decides what the engine decided if all that it is told of times is before which
+    step each request arrived."""
     ordered = at(requests, [float(step) for step in live.before])
     return simulated(kernel, STEP_OF_ONE, ordered, block_size, Loop.OPEN).events == live.events
 
@@ -155,7 +176,7 @@ def _share(error: float, of: float) -> float | None:
 
 
 def _common(left: Sequence[Record], right: Sequence[Record]) -> int:
-    """Length of the common beginning."""
+    """How many records, from the first on, are equal."""
     for i, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return i

@@ -1,8 +1,9 @@
-"""One workload, live and simulated, told alike. Owns: `Run`, `live` and `simulated`.
+"""One workload, run live and simulated, with results in the same form. Owns: `Run`, `live` and `simulated`.
 
-Rules: both sides get requests in the same order under the same names with prompts from the same blocks, and
-both are read off the kernel's own events by the same recorder, so whatever differs, the drivers differ in.
-Outputs are as many as the trace says, whatever is sampled. Events keep everything but their times.
+Rules: both sides get the same requests in the same order, with the same names and prompts from the same
+blocks. Both results are read from the kernel's own events by the same recorder, so any difference comes from
+the drivers. A request has as many outputs as the trace says, whatever is sampled. Events keep everything but
+their times.
 """
 
 from __future__ import annotations
@@ -45,13 +46,18 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class LiveRunFailed(HotprefixError):
-    """A request of a live run did not end as it should: no figure can be had from it."""
+    """A request of a live run did not end as it should, so the run gives no figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """requests: rows of REQUEST_COLUMNS by name. events: the kernel's records without times. before: for each
-    request, how many steps had been committed when it was submitted (live runs)."""
+    """The result of one run.
+
+    requests: one row of REQUEST_COLUMNS for each request.
+    events: the kernel's records without times.
+    before: for each request, how many steps had been committed when it was submitted; empty for simulated
+    runs.
+    """
 
     requests: pl.DataFrame
     events: list[Record]
@@ -70,7 +76,7 @@ class Run:
 def simulated(
     kernel: KernelConfig, cost: CostModel, requests: Sequence[TraceRequest], block_size: int, loop: Loop
 ) -> Run:
-    """On the virtual clock, every step on its own."""
+    """Run the requests on the virtual clock; every step is planned by itself."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "events.jsonl"
         replay = Replay(kernel, cost, loop=loop, repeats=1, log=log)
@@ -83,8 +89,11 @@ def live(
     make_loop: MakeLoop, clock: Clock, vocab_size: int, requests: Sequence[TraceRequest], block_size: int,
     loop: Loop,
 ) -> Run:  # fmt: skip
-    """On a live engine. make_loop: a fresh loop with that sink and clock. loop: OPEN by arrival_s, CLOSED
-    each after the one before. Raises LiveRunFailed."""
+    """Run the requests on a live engine. Raises LiveRunFailed.
+
+    make_loop: returns a fresh loop with the given sink and clock.
+    loop: OPEN: requests arrive at their arrival_s. CLOSED: each arrives when the one before it has ended.
+    """
     return _Live(make_loop, clock, vocab_size, block_size).run(list(items(requests, block_size)), loop)
 
 
@@ -147,8 +156,9 @@ class _Live:
 
 
 def prompt_ids(tokens: bytes, vocab_size: int) -> tuple[int, ...]:
-    """Ids of a model's vocabulary for the simulator's tokens (a block's id at each of its positions): a
-    function of both, so prompts share ids exactly as far as they share blocks."""
+    """Ids of a model's vocabulary for the simulator's tokens, which are a block's id at each of its
+    positions. An id depends on the block and the position, so prompts share ids exactly as far as they share
+    blocks."""
     blocks = tk.view(tokens).astype(np.int64).astype(np.uint64)
     mixed = (blocks * _SPREAD) ^ (np.arange(len(blocks), dtype=np.uint64) + np.uint64(1))
     mixed = (mixed ^ (mixed >> np.uint64(29))) * _SPREAD

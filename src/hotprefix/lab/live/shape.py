@@ -1,8 +1,8 @@
 """A trace small enough to be run for real. Owns: `small`, and the two ways in which its requests arrive.
 
-Rules: what is shared stays shared: a block of the trace becomes a block of fewer tokens and keeps its id, so
-only lengths shrink. Prompts must not depend on what a model says, so recorded answers go. Requests that the
-engine could never run are left out and counted.
+Rules: a block of the trace becomes a block of fewer tokens and keeps its id, so prompts share what they
+shared, and only lengths shrink. Recorded answers are left out, because prompts must not depend on what a
+model says. Requests that the engine could never run are left out and counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from hotprefix.lab.trace.record import Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """requests: in order of arrival. left_out: requests longer than the engine takes."""
+    """A trace that is small enough to be run.
+
+    requests: in order of arrival.
+    block_size: tokens of a block.
+    left_out: how many requests are longer than the engine's context.
+    """
 
     requests: tuple[TraceRequest, ...]
     block_size: int
@@ -32,7 +37,7 @@ class Small:
 
     @property
     def distinct_tokens(self) -> int:
-        """Tokens of all different blocks."""
+        """Tokens of all distinct blocks."""
         return len({(r.namespace, int(b)) for r in self.requests for b in r.blocks}) * self.block_size
 
     def first(self, count: int) -> Small:
@@ -40,9 +45,13 @@ class Small:
 
 
 def small(trace: Trace, block: int, positions: int, outputs: int, limit: int) -> Small:
-    """The first `limit` requests, `block` tokens a block, with at most so many outputs. positions: of the
-    engine's context. Sessions take turns where requests have no recorded arrival. Raises InputError for a
-    trace without prefixes or one of which nothing fits."""
+    """The first `limit` requests that fit. If arrivals are not recorded, sessions take turns. Raises
+    InputError if the trace has no prefixes, or if none of its requests fits.
+
+    block: how many tokens a block becomes.
+    positions: the length of the engine's context.
+    outputs: the largest number of output tokens of a request.
+    """
     if not trace.has_prefixes:
         raise InputError(f"{trace.name}: no prefixes are recorded, so there is no reuse to compare")
     shrunk, left_out = [], 0
@@ -74,7 +83,8 @@ def _shrunk(request: TraceRequest, recorded: int, block: int, outputs: int) -> T
 
 
 def _without_sessions(requests: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """In order of arrival, or session by session in turn, each request on its own."""
+    """The requests without their sessions: in order of arrival or, if that is not recorded, with sessions
+    taking turns."""
     plain = [replace(r, session=None, parent=None, think_s=None, kind=None) for r in requests]
     if all(r.arrival_s is not None for r in requests):
         return sorted(plain, key=lambda r: r.arrival_s or 0.0)
@@ -91,19 +101,20 @@ def _without_sessions(requests: Sequence[TraceRequest]) -> Iterable[TraceRequest
 
 
 def arriving(requests: Sequence[TraceRequest], span_s: float, seed: int) -> tuple[TraceRequest, ...]:
-    """At random (exponential gaps), the last one at `span_s`."""
+    """The requests with random arrivals (exponential gaps), the last one at `span_s`."""
     gaps = np.random.default_rng(seed).exponential(size=len(requests))
     times = span_s * np.cumsum(gaps) / gaps.sum()
     return at(requests, [float(t) for t in times])
 
 
 def at(requests: Sequence[TraceRequest], times: Sequence[float]) -> tuple[TraceRequest, ...]:
-    """Each at its time."""
+    """The requests with the given arrival times."""
     return tuple(replace(r, arrival_s=t) for r, t in zip(requests, times, strict=True))
 
 
 def one_by_one(requests: Sequence[TraceRequest]) -> tuple[TraceRequest, ...]:
-    """Each as soon as the one before has ended: one session, no time to think (closed loop)."""
+    """The requests as one session without think times: each arrives as soon as the one before has ended
+    (closed loop)."""
     before = [None, *(r.id for r in requests[:-1])]
     return tuple(
         replace(

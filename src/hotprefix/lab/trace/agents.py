@@ -1,10 +1,13 @@
 """Coding-agent sessions. Owns: the importer for `cc_weka_sessions_b64`, one Claude Code session a line, and
 for the files of kv-cache-tester that it was gathered from (kvtester.py).
 
-Rules: a row's prompt is the first `keep` blocks of an earlier row's and `new` fresh ones, so an id is
-(session, row that brought it, offset), numbered through the whole trace. Only complete blocks have one. A
-cache belongs to one model: a row whose `parent` ran on another one shares nothing with it. Closed
-loop: `row_triggers`. See docs/traces.md for what is assumed and how often it matters.
+Rules:
+1. A row's prompt is the first `keep` blocks of an earlier row's prompt (its `parent`) and `new` fresh ones.
+   So a block is named by (session, the row that brought it, offset); these names are numbered through the
+   whole trace. Only complete blocks have an id.
+2. A cache belongs to one model: a row shares nothing with a parent that ran on another model.
+3. For closed-loop replay, `row_triggers` says which row's completion leads to which row.
+docs/traces.md says what is assumed, and how often it matters.
 """
 
 from __future__ import annotations
@@ -28,8 +31,14 @@ from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 
 class Row(NamedTuple):
-    """A request as recorded. t: seconds since the session's start. agent: 0 = main. inp: what it adds, of
-    u user text, r tool result, c tool use, k thinking. model: index into the session's, or a name."""
+    """A request as recorded.
+
+    t: seconds since the session's start.
+    agent: 0 is the main agent.
+    parent, keep, new: see the module's rules.
+    inp: what the prompt adds, as letters: u user text, r tool result, c tool use, k thinking.
+    model: an index into the session's models, or a name.
+    """
 
     t: Seconds
     agent: Outputs
@@ -52,7 +61,8 @@ class Row(NamedTuple):
 
 @dataclass(config=STRICT, slots=True)
 class Session:
-    """A line. tool_tokens, system_tokens: lengths of what precedes the main agent's first message."""
+    """One line of the file. tool_tokens, system_tokens: the lengths of the tools and the system prompt that
+    precede the main agent's first message."""
 
     id: str
     models: list[str]
@@ -71,13 +81,13 @@ class Session:
 
 
 _SESSION: Final = TypeAdapter(Session)
-MARK_WITHIN: Final = 4096  # bytes in which the field stands that tells an original file
+MARK_WITHIN: Final = 4096  # an original file has the mark by which it is known in its first bytes
 
 
 @plain(frozen=True, slots=True)
 class SessionStarts:
-    """When sessions begin, which the file does not record. rate: sessions a second on average, as a Poisson
-    process drawn with `seed`; None = all at 0."""
+    """When sessions begin, which the file does not record. rate: sessions a second on average, of a Poisson
+    process drawn with `seed`; None: all begin at 0."""
 
     rate: float | None = None
     seed: int = 0
@@ -87,7 +97,7 @@ class SessionStarts:
             raise ConfigError(f"rate={self.rate}: give sessions per second above 0", param="rate")
 
     def times(self) -> Iterator[float]:
-        """Start of each session, seconds, never decreasing."""
+        """The start of each session, seconds, never decreasing."""
         random, now = np.random.default_rng(self.seed), 0.0
         while True:
             yield now
@@ -96,9 +106,13 @@ class SessionStarts:
 
 @plain(frozen=True, slots=True)
 class Assumed:
-    """What the file leaves open. shared_prefix: main agents with equal (model, tool_tokens, system_tokens)
-    begin with the same tools and system prompt. answers: an answer stands unchanged in the next prompt
-    that keeps all of this one, so its blocks are found there."""
+    """Assumptions about what the file does not record.
+
+    shared_prefix: main agents with equal (model, tool_tokens, system_tokens) begin with the same tools and
+    system prompt.
+    answers: an answer is part, unchanged, of the next prompt that keeps all of this one, so that prompt tells
+    the answer's blocks.
+    """
 
     shared_prefix: bool = True
     answers: bool = False
@@ -119,8 +133,8 @@ class Assumed:
 
 
 def parse_session(raw: bytes) -> Session:
-    """One line, or a file of kv-cache-tester. Raises ValueError, which names a row's column as the file
-    does."""
+    """The session in one line, or in a file of kv-cache-tester. Raises ValueError, which names a row's column
+    as the file does."""
     try:
         original = kvtester.MARK in raw[:MARK_WITHIN]
         session = _SESSION.validate_json(json.dumps(kvtester.as_session(raw)) if original else raw)
@@ -136,7 +150,7 @@ def parse_session(raw: bytes) -> Session:
 
 
 class CodingAgents:
-    """Importer for one reading. block_size: what the caller insists on."""
+    """Importer for one reading. block_size: a session with another one is refused; None: any is taken."""
 
     def __init__(self, block_size: int | None, starts: SessionStarts, assumed: Assumed) -> None:
         self._block_size = block_size
@@ -175,7 +189,7 @@ class CodingAgents:
         ]
 
     def _prompts(self, session: Session) -> list[Blocks]:
-        """Block ids of each row's prompt. Raises ValueError (a row contradicts an earlier one)."""
+        """The block ids of each row's prompt. Raises ValueError if a row contradicts an earlier one."""
         found: list[Blocks] = []
         for i, row in enumerate(session.rows):
             _check(session, i)
@@ -202,7 +216,7 @@ class CodingAgents:
 
 
 def _check(session: Session, i: int) -> None:
-    """A row fits those before it. Raises ValueError."""
+    """Raises ValueError if row `i` does not fit the rows before it."""
     row, rows = session.rows[i], session.rows
     if not -1 <= row.parent < i:
         raise ValueError(f"rows.{i}.parent: {row.parent} is not an earlier row")
@@ -221,15 +235,19 @@ def _check(session: Session, i: int) -> None:
 
 
 def row_ends(rows: Sequence[Row]) -> list[float]:
-    """When each row was answered; where that was not recorded, after the session's median service time."""
+    """When each row was answered. If a row's service time was not recorded, the session's median is taken."""
     usual = statistics.median([row.api for row in rows if row.api is not None] or [0.0])
     return [row.t + (usual if row.api is None else row.api) for row in rows]
 
 
 def row_triggers(rows: Sequence[Row]) -> list[int | None]:
-    """The row whose completion leads to each row: the one before it of the same agent; for a sub-agent's
-    first, the main agent's latest that had ended by then, or, had none, its latest. The first row, and an
-    agent that precedes all of the main agent's, have none."""
+    """For each row, the row whose completion leads to it, or None.
+
+    For a row of an agent, it is the row before it of the same agent. For the first row of a sub-agent, it is
+    the main agent's latest row that had ended by then or, if none had, the main agent's latest row. The
+    session's first row has none, nor has the first row of a sub-agent that precedes all rows of the main
+    agent.
+    """
     ends = row_ends(rows)
     last: dict[int, int] = {}
     main: list[int] = []
@@ -244,8 +262,9 @@ def row_triggers(rows: Sequence[Row]) -> list[int | None]:
 
 
 def _answers(session: Session, prompts: list[Blocks]) -> list[Blocks | None]:
-    """Blocks of each answer, from the first later prompt that keeps all of its prompt's complete blocks: as
-    far as their KV is computed, which the last token of an answer has not."""
+    """The blocks of each answer, taken from the first later prompt that keeps all complete blocks of the
+    answer's prompt; None if no prompt does. The last token of an answer has no KV, so a block with that token
+    is not an answer's block."""
     size = session.block_size
     found: list[Blocks | None] = [None] * len(prompts)
     for i, row in enumerate(session.rows):
@@ -259,5 +278,5 @@ def _answers(session: Session, prompts: list[Blocks]) -> list[Blocks | None]:
 
 
 def _with_partial(prompt: Blocks, answer: Blocks | None, partial: bool) -> Blocks:
-    """The prompt's partial last block is named where the answer completes it."""
+    """The prompt's blocks, with an id for its partial last block if the answer completes that block."""
     return prompt if answer is None or not partial else np.concatenate((prompt, answer[:1]))

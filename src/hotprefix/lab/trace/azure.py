@@ -1,8 +1,8 @@
 """Azure's LLM inference traces. Owns: the importer for `TIMESTAMP,ContextTokens,GeneratedTokens` files.
 
-Rules: timestamps are dates with up to seven fraction digits (100 ns) and are read as UTC where no offset
-stands, so no clock change reorders them (handed case 167). There is no prefix information: `has_prefixes`
-is False and prefix experiments refuse the trace.
+Rules: timestamps are dates with up to seven fraction digits (100 ns). A timestamp without an offset is read
+as UTC, so no change of a local clock reorders requests (rule 62). There is no prefix information:
+`has_prefixes` is False, and prefix experiments refuse the trace.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _number(column: str, kind: TypeAdapter[int], cell: str) -> int:
 
 
 def _nanoseconds(stamp: str) -> int:
-    """Since 1970, exact; a date's own fraction would lose the seventh digit."""
+    """Nanoseconds since 1970, exact. Python's dates have six fraction digits, so the fraction is read
+    apart."""
     whole, point, rest = stamp.partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     try:

@@ -1,9 +1,9 @@
 """Alibaba's Qwen-Bailian usage traces. Owns: the importer for `chat_id`, `parent_chat_id`, `timestamp`,
 `input_length`, `output_length`, `hash_ids` lines.
 
-Rules (KVCache in the Wild, ATC'25): timestamp in seconds, blocks of 16 tokens, each hashed on its own, so a
-block of ours is (the block before it, its hash). Closed loop: a chat follows the one it names as its parent;
--1, or one that is not in the file, begins a session.
+Rules (KVCache in the Wild, ATC'25): timestamps are in seconds. Blocks have 16 tokens and are hashed each on
+its own, so a block of ours is named by (the block before it, its hash). Closed loop: a chat follows the one
+that it names as its parent; if the parent is -1 or is not in the file, the chat begins a session.
 """
 
 from __future__ import annotations

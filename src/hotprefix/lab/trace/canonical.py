@@ -1,10 +1,13 @@
 """Our own trace format. Owns: its lines, and how block ids are written so that sessions stay small.
 
-Rules: JSON lines. The first is a header (`hotprefix_trace`: the version), each further one a request; a
-field that has its default is left out. Block ids are numbers or, for consecutive ones, pairs
-[first, count]. With `base` and `keep` a prompt begins with the first `keep` blocks of the context (prompt
-and answer) of an earlier request of its session. That must be one of the session's last OF_SESSION, and
-the session one of the last SESSIONS seen, so writer and reader hold the same bounded memory.
+Rules:
+1. A trace is JSON lines. The first line is a header (`hotprefix_trace`: the version), each further one a
+   request. A field with its default value is left out.
+2. Block ids are numbers or, for consecutive ids, pairs [first, count]. Example: [7, [20, 3]] means 7, 20, 21,
+   22.
+3. With `base` and `keep`, a prompt begins with the first `keep` blocks of the context (prompt and answer) of
+   request `base`, an earlier one of its session. That request must be one of the session's last OF_SESSION,
+   and the session one of the last SESSIONS seen, so writer and reader need the same bounded memory.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ Run = BlockId | tuple[BlockId, Annotated[int, Field(ge=1, le=INT32_MAX)]]
 
 @dataclass(config=STRICT, slots=True, kw_only=True)
 class Header:
-    """First line. block_size: tokens. source, notes: provenance, passed on from where it was converted."""
+    """The first line. block_size: tokens. source, notes: the provenance of the trace that was converted."""
 
     hotprefix_trace: Literal[1]
     block_size: Tokens
@@ -69,13 +72,13 @@ LINE: Final = TypeAdapter(Line)
 
 
 class Recent:
-    """Contexts that a further prompt of the same session may begin with."""
+    """The contexts that a later prompt of the same session may begin with."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, OrderedDict[str, Blocks]] = OrderedDict()
 
     def add(self, request: TraceRequest, block_size: int) -> None:
-        """Remember a request that has a session."""
+        """Remember the context of a request, if it has a session."""
         if request.session is None:
             return
         own = self._sessions.setdefault(request.session, OrderedDict())
@@ -87,19 +90,20 @@ class Recent:
             self._sessions.popitem(last=False)
 
     def of(self, session: str | None) -> OrderedDict[str, Blocks]:
-        """By request id, the latest last."""
+        """A session's contexts by request id, the latest last."""
         return self._sessions.get(session, OrderedDict()) if session is not None else OrderedDict()
 
 
 def context(request: TraceRequest, block_size: int) -> Blocks:
-    """Blocks of a prompt and its answer."""
+    """The blocks of a prompt and its answer."""
     if request.output_blocks is None or not len(request.output_blocks):
         return request.blocks
     return np.concatenate((request.blocks[: request.input_length // block_size], request.output_blocks))
 
 
 def best_base(blocks: Blocks, contexts: OrderedDict[str, Blocks]) -> tuple[str | None, int]:
-    """The context with the longest common beginning, the latest of equals, and its length in blocks."""
+    """The request whose context has the longest common beginning with `blocks` (of equals the latest), and
+    the length of that beginning in blocks."""
     best, keep = None, 0
     for name, held in reversed(contexts.items()):
         most = min(len(held), len(blocks))
@@ -113,7 +117,7 @@ def best_base(blocks: Blocks, contexts: OrderedDict[str, Blocks]) -> tuple[str |
 
 
 def to_runs(blocks: Blocks) -> Iterator[int | list[int]]:
-    """Ids, consecutive ones as [first, count]."""
+    """The ids as they are written: consecutive ones as [first, count]."""
     if not len(blocks):
         return
     cuts = np.flatnonzero(np.diff(blocks) != 1) + 1
@@ -124,7 +128,8 @@ def to_runs(blocks: Blocks) -> Iterator[int | list[int]]:
 
 
 def from_runs(runs: Iterable[int | tuple[int, int]], field: str, most: int) -> Blocks:
-    """Ids, int32. Raises ValueError (more than `most` of them, or beyond MAX_BLOCK)."""
+    """The ids of written runs, int32. Raises ValueError if there are more than `most`, or one is above
+    MAX_BLOCK."""
     parts, total = [], 0
     for run in runs:
         first, count = run if isinstance(run, tuple) else (run, 1)

@@ -1,8 +1,8 @@
 """Everything that is wrong with a trace. Owns: `check`.
 
-Rules: one pass that does not stop at the first fault; each kind of fault is counted and its first case
-shown. Beyond what a reader refuses, it follows block ids through the whole trace: an id stands for all
-that precedes it, so it has one predecessor and one namespace.
+Rules: one pass, which does not stop at the first fault. Each kind of fault is counted, and its first case is
+shown. Besides what a reader refuses, the check follows block ids through the whole trace: an id stands for
+everything before it, so it must have one predecessor and one namespace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Held = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A kind of fault. first: its first case."""
+    """A kind of fault. count: how often it occurs. first: its first case."""
 
     what: str
     count: int
@@ -33,7 +33,13 @@ class Problem:
 
 @dataclass(slots=True)
 class Checked:
-    """requests: good ones. skipped: bad lines. notes: what is no fault but worth knowing, with its number."""
+    """The result of a check.
+
+    requests: how many requests are good.
+    skipped: how many lines are bad.
+    problems: the kinds of faults.
+    notes: facts that are no faults but worth knowing, each with how often it occurs.
+    """
 
     requests: int = 0
     skipped: int = 0
@@ -42,7 +48,8 @@ class Checked:
 
 
 def check(trace: StreamedTrace) -> Checked:
-    """Read the whole trace, past bad lines, and follow its ids. What ends the reading is a problem too."""
+    """Read the whole trace, past bad lines, and follow its ids. An error that ends the reading is a problem
+    too."""
     trace.skip_bad = True
     found, follow, equal, last = Checked(), _Follow(trace.block_size), 0, None
     fatal: list[Problem] = []
@@ -63,7 +70,7 @@ def check(trace: StreamedTrace) -> Checked:
 
 
 class _Follow:
-    """What earlier requests say about ids."""
+    """What earlier requests say about block ids, and the contradictions found."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -96,7 +103,8 @@ class _Follow:
         self._compare(self._space, blocks, space, "a block id stands in different namespaces", request.id)
 
     def _compare(self, held: _Held, blocks: Blocks, now: _Held, what: str, where: str) -> None:
-        """Note where what is held about a block differs from what is said now; hold what is new."""
+        """Note each block for which `now` differs from what earlier requests said (`held`), and remember what
+        is said about new blocks."""
         known = held[blocks]
         differs = (known != _UNSEEN) & (known != now)
         if differs.any():

@@ -1,10 +1,12 @@
 """Time in a file. Owns: turning a format's timestamps into seconds, and requests into order of arrival.
 
-Rules: a format declares its unit and the caller may override it; what fits neither is an error, never a
-guess, in every line: the unit of a file may change in its middle. Arrivals count from the first request, so
-absolute and relative timestamps give the same trace.
-Sorting is stable and looks WINDOW requests ahead: logs written at completion are slightly out of order,
-and anything worse is a damaged file that has to be sorted first.
+Rules:
+1. A format declares its unit of time, and the caller may override it. A number that cannot be of that unit is
+   an error, never a guess. Every line is checked, because the unit may change in the middle of a file.
+2. Arrivals count from the first request, so absolute and relative timestamps give the same trace.
+3. Requests are sorted by arrival; equal arrivals keep their order. The sort looks WINDOW requests ahead,
+   because logs that are written at completion are slightly out of order. A file that is more out of order
+   than that must be sorted first.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _UNIX: Final = {
 
 
 class Clock:
-    """Seconds from a file's numbers. unit: declared by the caller; None = `usual`, the format's own, and
+    """Seconds from a file's numbers. unit: declared by the caller; None: the format's own (`usual`), and
     numbers that do not look like it are refused."""
 
     def __init__(self, unit: Unit | None, usual: Unit) -> None:
@@ -37,7 +39,7 @@ class Clock:
         self._largest = 0.0
 
     def seconds(self, stamp: float, field: str) -> float:
-        """Since the first stamp. Raises ValueError (negative, or of unclear unit)."""
+        """Seconds since the first stamp. Raises ValueError if the stamp is negative or its unit unclear."""
         if stamp < 0:
             raise ValueError(f"{field}: {stamp} is negative")
         if self._guard:
@@ -48,10 +50,12 @@ class Clock:
         return (stamp - self._origin) / PER_SECOND[self._unit]
 
     def _check(self, stamp: float, field: str) -> None:
-        """Raises ValueError unless the stamp can be of the file's unit, and all so far of one.
+        """Raises ValueError unless the stamp can be of the file's unit, and all stamps so far can be of one
+        unit.
 
-        A number that would be Unix time is one, unless those before it have led up to it: a relative clock
-        in ms passes 10^9 after twelve days, but not in one leap from below its half.
+        A number in the range of Unix seconds is taken for Unix seconds, unless the stamps before it have led
+        up to it: a relative clock in ms passes 10^9 after twelve days, but not in one leap from below half of
+        that.
         """
         own = _UNIX[self._unit]
         absolute = self._origin is not None and int(self._origin) in own
@@ -72,8 +76,8 @@ class Clock:
 
 
 def in_order(requests: Iterator[TraceRequest], report: Report) -> Iterator[TraceRequest]:
-    """Requests by arrival, equal ones as they stood; how many were moved is in `report`. Raises BadTrace
-    where a request comes more than WINDOW requests too late."""
+    """Requests by arrival; equal arrivals keep their order. `report` counts the requests that were moved.
+    Raises BadTrace if a request comes more than WINDOW requests too late."""
     waiting: list[tuple[float, int, TraceRequest]] = []
     newest = last = float("-inf")
     for number, request in enumerate(requests):
@@ -95,7 +99,7 @@ def in_order(requests: Iterator[TraceRequest], report: Report) -> Iterator[Trace
 
 
 def from_zero(requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
-    """Arrivals counted from the first request."""
+    """The requests with arrivals counted from the first one."""
     origin: float | None = None
     for request in requests:
         arrival = _arrival(request)

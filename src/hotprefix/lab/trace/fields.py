@@ -1,6 +1,6 @@
 """Kinds of numbers in trace lines. Owns: their bounds, and naming blocks with dense int32 ids.
 
-Rule: strict: a boolean, a string or NaN is not a number.
+Rules: fields are strict: a boolean, a string or NaN is not a number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hotprefix.lab.trace.record import Blocks
 
 INT32_MAX: Final = 2**31 - 1
 MAX_SECONDS: Final = 1e12
-MAX_BLOCK: Final = 2**30 - 1  # ids above it are left for what no block covers
+MAX_BLOCK: Final = 2**30 - 1  # larger ids stand for positions that no block of the trace covers
 STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 
 Tokens = Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -28,14 +28,14 @@ NO_BLOCKS.flags.writeable = False
 
 
 class Names:
-    """Dense ids in order of first appearance for whatever a file calls its blocks: one dictionary entry a
-    distinct block."""
+    """Dense ids, in order of first appearance, for a file's own names of blocks; one dictionary entry for
+    each distinct block."""
 
     def __init__(self) -> None:
         self._ids: dict[Hashable, int] = {}
 
     def of(self, names: Iterable[Hashable]) -> Blocks:
-        """int32 ids."""
+        """The ids of these names, int32."""
         ids = self._ids
         return np.array([ids.setdefault(name, len(ids)) for name in names], dtype=np.int32)
 
@@ -43,8 +43,8 @@ class Names:
 def check_blocks(
     field: str, count: int, tokens: int, block_size: int, *, partial: bool | None = None
 ) -> None:
-    """A prompt has an id for each complete block. partial: whether its partial last has one too; None = it
-    may. Raises ValueError."""
+    """Raises ValueError unless a prompt has an id for each complete block. partial: whether its partial last
+    block must have one too; None: it may."""
     complete, all_blocks = tokens // block_size, -(-tokens // block_size)
     allowed = {complete, all_blocks} if partial is None else {all_blocks if partial else complete}
     if count not in allowed:

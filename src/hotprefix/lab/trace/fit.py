@@ -1,9 +1,10 @@
 """Generator parameters from recorded sessions. Owns: `fit_agents`, for coding-agent session files.
 
-Rules: each quantity is measured where the generator uses it. It gets the lognormal curve of its
-logarithms' mean and deviation where that is within MAX_KS of it (Kolmogorov-Smirnov distance, scipy), else
-its quantiles; values that are not above 0 have no logarithm and rule the curve out where they are more than
-MAX_ZERO of all. The result tells which, and how far off, for every one.
+Rules: each quantity is measured as the generator uses it. Its values are described by a lognormal curve with
+the mean and deviation of their logarithms, if that curve is within MAX_KS of them (Kolmogorov-Smirnov
+distance, scipy), and otherwise by their quantiles. Values that are not above 0 have no logarithm: if more
+than the share MAX_ZERO is such, quantiles are taken. The result says for each quantity which form was taken
+and how far off the curve is.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from hotprefix.lab.trace.problems import BadTrace, Report
 
 MAX_KS: Final = 0.05
 MAX_ZERO: Final = 0.02
-RESUMED: Final = 100_000  # tokens: a session that begins with more goes on from an older one
+RESUMED: Final = 100_000  # tokens: a session that begins with more is taken to continue an older one
 COMPACTED: Final = 0.7  # a reset to less than this share of the context is a compaction
-SINGLE: Final = ("prefix", "window", "context")  # measured to be told; a generator takes one number or none
+SINGLE: Final = ("prefix", "window", "context")  # only reported: a generator takes no distribution for it
 AT: Final = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1)
 
 
 @dataclass(slots=True)
 class Measured:
-    """Everything the fit needs of a file. values: by the generator's parameter."""
+    """Everything that the fit needs of a file. values: by the generator's parameter."""
 
     sessions: int = 0
     steps: Counter[str] = field(default_factory=Counter)
@@ -41,8 +42,12 @@ class Measured:
 
 
 def fit_agents(path: Path, report: Report) -> dict[str, Any]:
-    """`generator`, `params` (what `trace generate --params` takes), and `fit`: source, counts, and for each
-    quantity n, form, KS distance of the lognormal curve and quantiles. Raises BadTrace."""
+    """The fit of a file. Raises BadTrace. The result's keys:
+
+    generator: the generator's name.
+    params: what `trace generate --params` takes.
+    fit: source, counts and, for each quantity, n, form, KS distance of the lognormal curve and quantiles.
+    """
     measured = Measured()
     for session in _sessions(path, report):
         _measure(session, measured)
@@ -85,9 +90,12 @@ def _sessions(path: Path, report: Report) -> Iterator[Session]:
 
 
 def _measure(session: Session, found: Measured) -> None:
-    """Add one session. A reset keeps less than half of its parent's complete blocks. A step after an answer
-    whose end was not recorded tells no delay; all such steps are labelled user text, and half of them
-    follow within seconds as tools do, so neither kind learns from them."""
+    """Add one session's measurements to `found`.
+
+    A step that keeps less than half of its parent's complete blocks counts as a reset. A step after an answer
+    whose end was not recorded gives no delay, neither after a tool nor after a user: all such steps are
+    labelled user text, but half of them follow within seconds, as steps after tools do.
+    """
     rows, size, values = session.rows, session.block_size, found.values
     ends, triggers = row_ends(rows), row_triggers(rows)
     prefix = session.tool_tokens + session.system_tokens
@@ -134,7 +142,8 @@ def _reset(before: int, after: int, found: Measured) -> None:
 
 
 def _counted(found: Measured) -> dict[str, Any]:
-    """Parameters that are counts, shares or single lengths; shares are of all steps but an agent's first."""
+    """The parameters that are counts, shares or single lengths. Shares are of all steps but each agent's
+    first."""
     steps = found.steps
     later = steps.total() - steps["first"] - steps["sub_agent"]
     counted: dict[str, Any] = {
@@ -157,7 +166,7 @@ def _counted(found: Measured) -> dict[str, Any]:
 
 
 def _fit(values: list[float]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The distribution as a generator takes it, and how good it is."""
+    """The distribution in the form that a generator takes, and how well it fits."""
     data = np.asarray(values, dtype=np.float64)
     positive = data[data > 0]
     quantiles = np.quantile(data, AT).tolist()

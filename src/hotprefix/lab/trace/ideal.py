@@ -1,7 +1,7 @@
 """What an endless cache would reuse. Owns: `ideal`, request by request in the trace's order.
 
-Rules: leading blocks count until the first that no earlier request had, as prompt or as answer; the
-partial last block counts where it has an id. This is the share published for Mooncake's traces.
+Rules: a request reuses its leading blocks, up to the first block that no earlier request had in its prompt or
+its answer. The partial last block counts if it has an id. This is the share published for Mooncake's traces.
 """
 
 from __future__ import annotations
@@ -15,18 +15,24 @@ from hotprefix.lab.trace.record import Blocks, Trace, TraceRequest
 
 
 class Ideal(NamedTuple):
-    """tokens: leading ones that earlier requests had, at most input_length. heat: earlier requests that had
-    this prompt's first block; 0 where it has none."""
+    """What one request finds in an endless cache.
+
+    tokens: how many leading tokens earlier requests had, at most input_length.
+    heat: how many earlier requests had this prompt's first block; 0 if it has no block.
+    """
 
     tokens: int
     heat: int
 
 
 class EndlessCache:
-    """Knows every block it was ever shown: a byte a block id, and a counter for each that came first. late:
-    tokens of answers that were known before they were given: a prompt that had them was counted as new though
-    it might, in another order, have found them. Nothing else lets requests of any order reuse more in all
-    than the sum of what is found here."""
+    """Remembers every block that it was ever shown. It holds a byte for each block id, and a counter for each
+    block that was the first of a prompt.
+
+    late: tokens of answers that were known before they were given. A prompt that had them was counted as new,
+    though it might have found them in another order. Nothing else lets requests of any order reuse more in
+    all than the sum of what is found here.
+    """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -36,16 +42,16 @@ class EndlessCache:
 
     @property
     def distinct(self) -> int:
-        """Blocks known."""
+        """How many blocks it knows."""
         return int(self._seen.sum())
 
     def add(self, request: TraceRequest) -> Ideal:
-        """What this request finds; then it has been here."""
+        """What this request finds; its blocks are remembered afterwards."""
         blocks = request.blocks
         self._grow(blocks)
         known = self._seen[blocks]
         hit = int(known.argmin()) if len(known) else 0
-        if len(known) and known[hit]:  # there is no unknown one
+        if len(known) and known[hit]:  # all blocks are known
             hit = len(known)
         if request.output_blocks is not None:
             self._grow(request.output_blocks)

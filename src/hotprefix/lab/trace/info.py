@@ -1,7 +1,7 @@
-"""What a trace is. Owns: `info`, one pass over it.
+"""The figures of a trace. Owns: `info`, one pass over it.
 
-Rule: memory is the ids an endless cache would know and three numbers a request; percentiles are numpy's
-linear ones. What a trace does not record is None.
+Rules: the pass holds the ids that an endless cache would know, and three numbers for each request.
+Percentiles are numpy's linear ones. What a trace does not record is None.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """Sums in tokens and blocks, span in seconds from the first arrival to the last. ideal_reuse_share:
-    of all prompt blocks, those an endless cache would have had; None where no prefixes are recorded.
-    span_s: None where arrivals are not recorded. input_length, output_length, think_s: percentiles by
-    name (p50, ..., max)."""
+    """A trace's figures, in tokens, blocks and seconds.
+
+    ideal_reuse_share: the share of all prompt blocks that an endless cache would have had; None if no
+    prefixes are recorded.
+    span_s: from the first arrival to the last; None if arrivals are not recorded.
+    input_length, output_length, think_s: percentiles by name (p50, ..., max).
+    """
 
     name: str
     requests: int
@@ -87,7 +90,7 @@ def info(trace: Trace) -> TraceInfo:
 
 
 def _percentiles(values: array[int] | array[float]) -> dict[str, float]:
-    """Empty where there are no values."""
+    """The percentiles by name; empty if there are no values."""
     if not values:
         return {}
     found = np.percentile(np.asarray(values), (*PERCENTILES, 100)).tolist()

@@ -1,9 +1,10 @@
-"""kv-cache-tester's own files: one Claude Code session each, every prompt with all of its block ids. Owns: a
-session's rows out of such a file (`as_session`), and the file of many sessions (`gather`).
+"""kv-cache-tester's own files: one Claude Code session each, every prompt with all of its block ids. Owns:
+making a session's rows from such a file (`as_session`), and one file of many sessions (`gather`).
 
-Rules: ids are local to a session and chained: an id stands for everything before it, so a prompt is the
-first `keep` blocks of the latest earlier one that shares most with it, and `new` ones. A file of which that
-is not true is refused. Rows stand by time, a sub-agent's too; equal files give equal bytes.
+Rules: ids are local to a session and chained: an id stands for everything before it. So a prompt is written
+as the first `keep` blocks of the earlier prompt that shares most with it (of equals the latest), and `new`
+further ones. A file whose ids are not chained is refused. Rows are ordered by time, those of sub-agents too.
+Equal files give equal bytes.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ COLUMNS: Final = (
 )  # fmt: skip
 MARK: Final = b'"hash_id_scope"'
 _LETTERS: Final = {"text": "u", "tool_result": "r", "tool_use": "c", "thinking": "k"}
-_DIGITS: Final = 6  # of a sum of two times that are written in milliseconds
+_DIGITS: Final = 6  # a sum of two times is rounded to so many digits; the file writes milliseconds
 
 Ids = list[Annotated[int, Field(ge=0)]]
 
 
 @dataclass(config=STRICT, slots=True, kw_only=True)
 class _Request:
-    """in: prompt, tokens. input_types: what it adds."""
+    """One request of a file. tokens_in (`in` in the file): prompt tokens. input_types: what the prompt
+    adds."""
 
     type: Literal["n", "s"]
     t: Seconds
@@ -49,7 +51,7 @@ class _Request:
 
 @dataclass(config=STRICT, slots=True, kw_only=True)
 class _SubAgent:
-    """t: when it began; its requests count from there."""
+    """A sub-agent's requests. t: when it began; the times of its requests count from there."""
 
     type: Literal["subagent"]
     t: Seconds
@@ -71,7 +73,7 @@ _FILE: Final = TypeAdapter(_File)
 
 
 def as_session(raw: bytes) -> dict[str, Any]:
-    """A session as `agents.Session` has it, of a file's content. Raises ValueError."""
+    """A file's content in the form of `agents.Session`. Raises ValueError."""
     held = _FILE.validate_json(raw)
     rows: list[list[Any]] = []
     latest: dict[int, int] = {}
@@ -95,7 +97,7 @@ def as_session(raw: bytes) -> dict[str, Any]:
 
 
 def _by_time(held: _File) -> list[tuple[float, int, _Request]]:
-    """Time, agent (0 = main) and request, by time, equal ones as they stand."""
+    """(time, agent, request) by time, where agent 0 is the main agent; equal times keep the file's order."""
     found: list[tuple[float, int, _Request]] = []
     agents = 0
     for one in held.requests:
@@ -108,8 +110,8 @@ def _by_time(held: _File) -> list[tuple[float, int, _Request]]:
 
 
 def gather(folder: Path, max_bytes: int | None = None) -> Iterator[tuple[Path, bytes | None]]:
-    """Each file of a folder and its session as a line, None for one that is larger than `max_bytes`. Raises
-    BadTrace."""
+    """Each file of a folder with its session as a line, or with None if the file is larger than `max_bytes`.
+    Raises BadTrace."""
     for path in files_of(folder):
         if max_bytes is not None and path.stat().st_size > max_bytes:
             yield path, None

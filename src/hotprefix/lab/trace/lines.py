@@ -1,10 +1,15 @@
-"""Lines of a trace file. Owns: opening plain, gzip and zstd files and folders of files, and handing each line
-to a format.
+"""Lines of a trace file. Owns: opening plain, gzip and zstd files and folders of files, and passing each line
+to a format's importer.
 
-Rules: the first bytes tell the compression, not the name; what holds no lines of a trace (an archive, another
-compression or encoding) is told by its name, with what to do. A line is held at a time, none longer than
-MAX_LINE, without the byte order mark that some editors put first. A file that ends inside its compression is
-an error, with or without skipping: what is missing cannot be counted. A folder is its FILES by name.
+Rules:
+1. The compression is recognised by the first bytes, not by the file's name. A file that cannot hold lines of
+   a trace (an archive, another compression or encoding) is an error that says what the file is and what to
+   do.
+2. One line is held at a time, of at most MAX_LINE bytes. A byte order mark, which some editors put first, is
+   removed.
+3. A file that ends inside its compression is an error even if bad lines are skipped, because the missing
+   lines cannot be counted.
+4. A folder is read as its FILES, by name.
 """
 
 from __future__ import annotations
@@ -40,14 +45,14 @@ _TAR_AT: Final = 257
 
 
 class Importer(Protocol):
-    """A format's reader; one for each reading. Raises ValueError for a line that is no request, its message
-    "field: reason"."""
+    """A format's reader; each reading makes a new one. Raises ValueError for a line that is no request, with
+    a message of the form "field: reason"."""
 
     def take(self, line: int, raw: bytes) -> Sequence[TraceRequest]: ...
 
 
 def read_requests(path: Path, importer: Importer, report: Report) -> Iterator[TraceRequest]:
-    """All requests of a file, line after line. Raises BadTrace, also where there is not a single one."""
+    """All requests of a file, line after line. Raises BadTrace, also if there is not a single request."""
     found = False
     for file in files_of(path):
         for number, raw in lines(file):
@@ -65,7 +70,7 @@ def read_requests(path: Path, importer: Importer, report: Report) -> Iterator[Tr
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or FILES of a folder by name. Raises BadTrace where a folder has none."""
+    """The file itself, or a folder's FILES by name. Raises BadTrace if a folder has none."""
     if not path.is_dir():
         return [path]
     found = sorted(path.glob(FILES))
@@ -75,8 +80,9 @@ def files_of(path: Path) -> list[Path]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line number from 1, and the line; blank ones are left out. Raises BadTrace: no such file, cut, not
-    what its first bytes say, no lines of a trace, or a line beyond MAX_LINE."""
+    """Each line with its number, from 1; blank lines are left out. Raises BadTrace if there is no such file,
+    if it is cut off, is not what its first bytes say or holds no lines of a trace, or if a line is longer
+    than MAX_LINE."""
     with _reading(path) as place:
         while line := place.file.readline(MAX_LINE + 1):
             place.line += 1
@@ -90,8 +96,8 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def whole_content(path: Path) -> Iterator[bytes]:
-    """The uncompressed content in pieces. Raises BadTrace: no such file, cut, not what its first bytes
-    say."""
+    """The uncompressed content in pieces. Raises BadTrace if there is no such file, or if it is cut off or is
+    not what its first bytes say."""
     with _reading(path) as place:
         while piece := place.file.read(2**20):
             yield piece
@@ -105,7 +111,8 @@ class _Place:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[_Place]:
-    """The open file, and how far one has come. Raises BadTrace for what goes wrong in it."""
+    """The open file, and the place that the reader has reached. Raises BadTrace for errors while it is
+    read."""
     place: _Place | None = None
     try:
         with _open(path) as file:
@@ -120,8 +127,8 @@ def _reading(path: Path) -> Iterator[_Place]:
 
 
 def _refuse_foreign(path: Path, line: bytes) -> None:
-    """Raises BadTrace where the first line is no line. An archive's or encoding's mark stands at its start, a
-    tar's inside its first header."""
+    """Raises BadTrace if the first line shows that the file holds no lines: it begins with the mark of an
+    archive or encoding, or has that of a tar in its first header."""
     for mark, what in _FOREIGN:
         if line.startswith(mark):
             raise BadTrace(f"{path}: {what}", param="trace")
@@ -153,7 +160,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 class _Zstd(io.RawIOBase):
-    """Decompressed bytes of all frames. The library's own reader takes a cut frame for the end of the
+    """The decompressed bytes of all frames. The library's own reader takes a cut-off frame for the end of the
     file, so the frames are followed here."""
 
     def __init__(self, path: Path) -> None:

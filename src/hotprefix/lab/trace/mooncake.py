@@ -1,8 +1,9 @@
 """Mooncake's published traces. Owns: the importer for `timestamp`, `input_length`, `output_length`,
 `hash_ids` lines.
 
-Rules (Mooncake, FAST'25): timestamp in ms, blocks of 512 tokens, ceil(input_length / 512) ids, chained: an
-id stands for everything before it, and the partial last block has one. No sessions: open loop only.
+Rules (Mooncake, FAST'25): timestamps are in ms, and blocks have 512 tokens. A prompt has ceil(input_length /
+512) ids, so its partial last block has one too. Ids are chained: an id stands for everything before it. There
+are no sessions: open loop only.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Mooncake:
         return (request,)
 
     def _blocks(self, hashes: list[int]) -> Blocks:
-        """Ids as they are, which costs no memory, unless the file's first are too large for that."""
+        """Block ids of hashes. They are the file's own numbers, which needs no memory, unless the file's
+        first numbers are too large: then they are numbered anew."""
         largest = max(hashes)
         if not self._begun:
             self._begun = True

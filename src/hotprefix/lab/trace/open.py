@@ -1,8 +1,8 @@
-"""From a path or a name to a trace. Owns: `open_trace`, the list of formats, and telling them apart.
+"""From a path or a name to a trace. Owns: `open_trace`, the list of formats, and recognising them.
 
-Rules: nothing is read but the beginning until the trace is iterated. A format that cannot be told is an
-error that lists those there are. A format's parser is imported where a file has that format: each run of a
-sweep opens its trace again.
+Rules: only the beginning of a file is read before the trace is iterated. If the format is not recognised, the
+error lists the known formats. A format's parser is imported only if a file has that format, because each run
+of a sweep opens its trace again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class _Options:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """mark: what its first line holds, and that of no format before it."""
+    """One format. mark: bytes that its first line contains, and that the first lines of the formats listed
+    before it do not. open: opens a file of it."""
 
     mark: bytes
     open: Callable[[Path, _Options], StreamedTrace]
@@ -55,10 +56,16 @@ def open_trace(
 ) -> StreamedTrace:
     """A trace by path, or one of SAMPLES by name.
 
-    block_size: tokens, where the file does not say (Mooncake: 512) or as a check where it does. time_unit:
-    of timestamps without a declared unit. limit: the first so many requests. sessions, assumed: what
-    coding-agent files leave open. Raises InputError: no such file, empty, cut, of no known format, or an
-    option out of range; bad lines are found while iterating."""
+    block_size: tokens. It is needed if the file does not give it (Mooncake's default is 512), and is a check
+    if it does.
+    time_unit: the unit of timestamps, if the format declares none.
+    skip_bad: leave bad lines out instead of raising.
+    limit: only so many requests, from the first on.
+    sessions, assumed: what coding-agent files do not record.
+
+    Raises InputError if there is no such file, if it is empty, cut off or of no known format, or if an option
+    is out of range. Bad lines are found while the trace is iterated.
+    """
     if format != "auto" and format not in FORMATS:
         raise InputError(f"format {format!r}: there are auto, {', '.join(FORMATS)}", param="format")
     for name, value in (("limit", limit), ("block_size", block_size)):
@@ -76,7 +83,7 @@ def open_trace(
 
 
 def _check_options(trace: StreamedTrace, format: str, options: _Options) -> None:
-    """Raises ConfigError where an option contradicts the file, or would change nothing."""
+    """Raises ConfigError if an option contradicts the file, or has no effect on it."""
     if options.block_size not in (None, trace.block_size):
         held = f"was written with block size {trace.block_size}" if trace.has_prefixes else "holds no blocks"
         raise ConfigError(f"{trace.name} {held}, but {options.block_size} was asked for", param="block_size")
@@ -109,7 +116,7 @@ def _path(source: str | Path) -> Path:
 
 
 def _tell(path: Path) -> str:
-    """The format's name. Raises BadTrace."""
+    """The name of a file's format. Raises BadTrace if it is none of the known ones."""
     first = files_of(path)[0]
     if first_bytes(first, 4) == b"PAR1":
         return "events"

@@ -1,6 +1,6 @@
 """What can be wrong with a trace. Owns: the errors of this folder, and the two demands an experiment makes.
 
-Rule: a message has the file, the line, the field and the reason, then what to do about it.
+Rules: a message gives the file, the line, the field and the reason, and then what to do about it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from hotprefix.errors import InputError
 from hotprefix.lab.trace.record import Trace
 
-_VALUE: Final = re.compile(r"'[^']*'|-?\d+(\.\d+)?(e[+-]?\d+)?")  # what differs within a kind of fault
+_VALUE: Final = re.compile(r"'[^']*'|-?\d+(\.\d+)?(e[+-]?\d+)?")  # what differs between faults of one kind
 
 
 class BadTrace(InputError):
@@ -32,9 +32,14 @@ class NoSessions(InputError):
 
 @dataclass(slots=True)
 class Report:
-    """What one reading met. skip_bad: leave bad lines out instead of raising. skipped: lines left out;
-    first_bad: what the first of them was; kinds: how many of each kind, and the first of that. reordered:
-    requests that stood before an earlier one."""
+    """What one reading found.
+
+    skip_bad: leave bad lines out instead of raising.
+    skipped: how many lines were left out.
+    first_bad: the message about the first of them.
+    kinds: for each kind of fault, how many lines have it, and the message about the first.
+    reordered: how many requests had to be moved to be in order of arrival.
+    """
 
     skip_bad: bool = False
     skipped: int = 0
@@ -57,7 +62,7 @@ class Report:
 
 
 def require_prefixes(trace: Trace, what: str) -> None:
-    """Raises NoPrefixes where the trace has lengths only; `what` names the experiment."""
+    """Raises NoPrefixes if the trace has lengths only. what: the experiment's name."""
     if not trace.has_prefixes:
         raise NoPrefixes(
             f"{what} needs prefixes, but trace {trace.name!r} records arrivals and lengths only: any reuse "
@@ -67,7 +72,7 @@ def require_prefixes(trace: Trace, what: str) -> None:
 
 
 def require_sessions(trace: Trace, what: str) -> None:
-    """Raises NoSessions where nothing says which request waits for which; `what` names the wish."""
+    """Raises NoSessions if the trace does not say which request waits for which. what: what was asked for."""
     if not trace.has_sessions:
         raise NoSessions(
             f"{what} needs sessions, but trace {trace.name!r} records arrivals only: replay it open loop",
@@ -76,12 +81,12 @@ def require_sessions(trace: Trace, what: str) -> None:
 
 
 def bad_beginning(path: Path, line: int, error: Exception) -> BadTrace:
-    """The line that says how to read all others is wrong: nothing can be left out."""
+    """The error for a bad line that says how to read all others; it cannot be left out."""
     return BadTrace(f"{path}, line {line}: {_reason(error)}", param="trace")
 
 
 def _reason(error: Exception, *, valued: bool = True) -> str:
-    """valued: with the offending value, where the line has one."""
+    """The reason in an error's message. valued: with the offending value, if the line has one."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors(include_url=False)[0]

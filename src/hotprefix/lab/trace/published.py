@@ -1,8 +1,8 @@
-"""Public traces that figures of ours rest on. Owns: where each comes from, how a stranger gets it, and
-whether a file is the same.
+"""The public traces that our figures rest on. Owns: where each comes from, how to get it, and whether a file
+is the same.
 
-Rules: a digest is of the uncompressed content, so it holds for the file as published and compressed alike.
-Nothing is fetched here, and no trace is part of this project.
+Rules: a digest is of the uncompressed content, so it is the same for a file as published and for a compressed
+copy. Nothing is fetched here, and no trace is part of this project.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ _RAW: Final = "https://raw.githubusercontent.com"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """name: of the file, before `.gz` or `.zst`. repository, commit, path: of the original. sha256: of the
-    content. gathered: made of many files by `hotprefix trace gather` with these options; None = the original
-    itself."""
+    """One public trace.
+
+    name: the file's name, without `.gz` or `.zst`.
+    repository, commit, path: of the original.
+    licence: of the original.
+    sha256: of the uncompressed content.
+    gathered: the options of `hotprefix trace gather` that make the file from many; None: it is the original
+    itself.
+    """
 
     name: str
     repository: str
@@ -34,7 +40,7 @@ class Published:
     gathered: str | None = None
 
     def steps(self, folder: str) -> tuple[str, ...]:
-        """Shell commands that make the file. folder: as it is to stand in them."""
+        """The shell commands that make the file. folder: the folder's name in these commands."""
         target = f"{folder}/{self.name}"
         if self.gathered is None:
             return (f"curl -fLo {target} {_RAW}/{self.repository}/{self.commit}/{self.path}",)
@@ -75,7 +81,7 @@ PUBLISHED: Final = (
 
 
 class State(StrEnum):
-    """Of a file in one's own folder."""
+    """The state of a trace's file in a user's folder."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -83,13 +89,13 @@ class State(StrEnum):
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """The file of that name, compressed or not."""
+    """The file of that name in the folder, compressed or not; None if there is none."""
     paths = (folder / (name + suffix) for suffix in SUFFIXES)
     return next((path for path in paths if path.is_file()), None)
 
 
 def check(one: Published, folder: Path) -> State:
-    """Compare what is in the folder. Raises BadTrace (cannot be read)."""
+    """Compare the folder's file with the published one. Raises BadTrace if it cannot be read."""
     path = find(one.name, folder)
     if path is None:
         return State.ABSENT

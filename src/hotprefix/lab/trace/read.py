@@ -1,7 +1,8 @@
 """Reading our own format. Owns: its importer.
 
-Rules: a request's id is new, its parent stands before it in the same session, and its lengths and blocks
-agree. Held: every id, for that check, and the block lists that `base` may name.
+Rules: a request's id must be new, its parent must come before it in the same session, and its lengths and
+blocks must agree. The reader holds every request id, for this check, and the block lists that `base` may
+name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hotprefix.lab.trace.record import Blocks, TraceRequest
 
 
 def read_header(path: Path) -> Header:
-    """The first line. Raises BadTrace."""
+    """A file's first line. Raises BadTrace."""
     for number, raw in lines(path):
         try:
             return HEADER.validate_json(raw)
@@ -30,7 +31,7 @@ def read_header(path: Path) -> Header:
 
 
 class Canonical:
-    """Importer for one reading; `header` is what `read_header` gave."""
+    """Importer for one reading. header: what `read_header` returned."""
 
     def __init__(self, header: Header) -> None:
         self._header = header

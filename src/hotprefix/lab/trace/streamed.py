@@ -1,7 +1,7 @@
 """A trace that is read as it is used. Owns: `StreamedTrace`.
 
-Rules: each iteration reads from the start and holds nothing but what sharing needs; `report` tells what
-the latest iteration met.
+Rules: each iteration reads from the start, and holds only what it needs to know shared blocks. `report` says
+what the latest iteration found.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ TELL: Final = 1000
 
 @dataclass(slots=True)
 class StreamedTrace:
-    """A `Trace` over `read`, which gives all requests anew each time. limit: the first so many only. told:
-    hears every TELL requests how many have been read."""
+    """A `Trace` over a function that reads it.
+
+    read: returns all requests, anew at each call.
+    limit: only so many requests, from the first on; None: all.
+    skip_bad: leave bad lines out instead of raising.
+    told: called after every TELL requests with how many have been read.
+    """
 
     name: str
     block_size: int

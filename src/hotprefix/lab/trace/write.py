@@ -1,7 +1,7 @@
 """Writing our own format. Owns: `write_trace`, `whole_file`, `check_suffix`, `check_name`.
 
-Rule: the file appears whole or not at all: it is written beside its place under a name of its own and
-renamed; an error or an interrupt removes it.
+Rules: the file appears whole or not at all. It is written in the same folder under a temporary name and
+renamed; if there is an error or an interrupt, the temporary file is removed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PLAIN = (
 
 
 def write_trace(trace: Trace, path: Path) -> int:
-    """Write a trace to .jsonl, .jsonl.gz or .jsonl.zst; gives the number of requests. Equal traces give equal
-    bytes. Raises InputError (name, folder) and what reading raises."""
+    """Write a trace to .jsonl, .jsonl.gz or .jsonl.zst; returns the number of requests. Equal traces give
+    equal bytes. Raises InputError for the path's name or folder, and whatever reading raises."""
     check_suffix(path)
     count, recent = 0, Recent()
     with whole_file(path) as file:
@@ -84,23 +84,24 @@ def _line(value: dict[str, Any]) -> bytes:
 
 
 def check_suffix(path: Path) -> None:
-    """Raises InputError where a name does not tell how a trace is to be written."""
+    """Raises InputError if the name does not end as one of the formats does."""
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"{path}: give a name that ends with {', '.join(SUFFIXES)}", param="out")
 
 
 def check_name(path: Path) -> None:
-    """Raises InputError where a rename onto this name would replace no file: a folder, a pipe, a device."""
+    """Raises InputError if a rename onto this name would replace something that is no file: a folder, a pipe,
+    a device."""
     if path.is_dir():
         raise InputError(f"{path}: a folder; give the file to write", param="out")
-    if path.exists() and not path.is_file():  # /dev/null would become a file, where that is allowed
+    if path.exists() and not path.is_file():  # if the user may, a rename would make /dev/null a file
         raise InputError(f"{path}: no ordinary file; give the file to write", param="out")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, compressed as its name ends. Raises InputError: as `check_name`, or its folder takes
-    no file, or the disk is full."""
+    """A file to write, compressed as its name's ending says. Raises InputError as `check_name` does, and if
+    the folder takes no file or the disk is full."""
     check_name(path)
     temporary = None
     try:
@@ -118,7 +119,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _compressed(raw: BinaryIO, suffix: str) -> BinaryIO:
-    """No name and no time in the file, so equal traces are equal bytes."""
+    """The compressing file over `raw`. It stores neither name nor time, so equal traces give equal bytes."""
     if suffix == ".gz":
         return cast(BinaryIO, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0))
     if suffix == ".zst":

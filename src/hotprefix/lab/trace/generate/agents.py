@@ -1,10 +1,14 @@
 """Generated coding agents. Owns: how sessions of tool and user steps grow, reset and start sub-agents.
 
-Rules: the defaults are the published figures of 710 recorded sessions (docs/traces.md), and what is not
-published there is our fit of the same file. A prompt is the context so far, answer included, and what the
-step adds. Blocks count as far as their KV is computed, which the last token of an answer has not: a block
-that ends there or later is the next prompt's own. A reset keeps tools and system prompt only. Each session
-has a random stream of its own, so more sessions leave the first ones as they were.
+Rules:
+1. The defaults are the published figures of 710 recorded sessions (docs/traces.md). Figures that are not
+   published are our fit of the same file.
+2. A prompt is the context so far, answers included, and what the step adds.
+3. The last token of an answer has no KV (rule 9). So a block that ends at that token or later is not shared
+   with the request that gave the answer: it is the next prompt's own.
+4. A reset keeps only tools and system prompt.
+5. Each session has a random stream of its own, so a larger number of sessions leaves the first ones as they
+   were.
 """
 
 from __future__ import annotations
@@ -37,13 +41,24 @@ def _lognormal(median: float, sigma: float) -> Distribution:
 
 @dataclass(config=FROZEN, frozen=True, slots=True, kw_only=True)
 class AgentParams:
-    """Tokens and seconds. session_rate: sessions a second, Poisson. prefixes: how many different tools and
-    system prompts there are; sub-agents have one of their own. fresh: tokens a step's prompt has beyond
-    the one before it, the answer among them. delay: from an answer to the next step. user_share,
-    reset_share: of steps. reset_length: of a context after a reset, as a multiple of before.
-    resumed_*: sessions that begin where an older one left off, with a long context. window: a
-    context that would pass it is compacted to tools, system prompt and a summary, `compacted` long in all.
-    sub_agents: chance that a step starts one."""
+    """Parameters, in tokens and seconds.
+
+    session_rate: sessions a second, Poisson.
+    prefixes: how many different pairs of tools and system prompt there are; sub-agents have one of their own.
+    prefix: the length of tools and system prompt.
+    first_context: the length of a session's first prompt.
+    steps: requests of a session's main agent.
+    fresh_after_*: how many tokens a step's prompt has beyond the prompt before it, the answer included.
+    delay_after_*: seconds from an answer to the next step.
+    output: tokens of an answer.
+    user_share, reset_share: the share of steps that follow a user, and of those that reset the context.
+    reset_length: the length of a context after a reset, as a multiple of the length before.
+    resumed_*: of sessions that go on from an older one, and so begin with a long context.
+    window: a context that would become longer is compacted to tools, system prompt and a summary.
+    compacted: the length of a compacted context, all of it.
+    sub_agents: the chance that a step starts a sub-agent.
+    sub_*: of sub-agents.
+    """
 
     sessions: Count = 64
     session_rate: Positive = 0.1
@@ -73,7 +88,7 @@ class AgentParams:
 
 
 def generate(params: AgentParams, seed: int) -> Iterator[TraceRequest]:
-    """All requests, session after session, in order of their starts."""
+    """All requests, session after session, in the order of the sessions' starts."""
     ids, starts, now = Ids(), np.random.default_rng((seed, 0)), 0.0
     size = params.block_size
     prefixes = [ids.fresh(params.prefix // size) for _ in range(params.prefixes)]
@@ -99,7 +114,7 @@ def generate(params: AgentParams, seed: int) -> Iterator[TraceRequest]:
 
 
 def random_gap(random: Random, rate: float) -> float:
-    """Seconds to the next of a Poisson process."""
+    """Seconds to the next event of a Poisson process."""
     return float(random.exponential(1 / rate))
 
 
@@ -115,7 +130,8 @@ class _Chain:
     def run(
         self, first: Distribution, steps: Distribution, name: str, parent: str | None, start: float | None
     ) -> Iterator[TraceRequest]:
-        """parent: what started this agent; start: when it began, where nothing did."""
+        """The agent's requests. parent: the request that started this agent, if one did. start: when the
+        agent begins, if no request started it."""
         p, size = self._p, self._p.block_size
         context, kind = self._prefix, "user"
         length = self._fitting(tokens(first, self._random))
@@ -140,7 +156,7 @@ class _Chain:
             kind, length, context = self._step(length, answer, after)
 
     def _step(self, length: int, answer: int, after: Blocks) -> tuple[str, int, Blocks]:
-        """Kind and length of the next prompt, and the blocks it keeps."""
+        """The kind and length of the next prompt, and the blocks that it keeps."""
         p, random = self._p, self._random
         which = random.random()
         if which < p.reset_share:
@@ -152,7 +168,8 @@ class _Chain:
         return kind, self._fitting(longer), kept
 
     def _fitting(self, length: int) -> int:
-        """Compacted where it passes the window; at least tools, system prompt and something after them."""
+        """The length of a prompt, compacted if it passes the window. It is at least that of tools, system
+        prompt and something after them."""
         if length > self._window:
             length = tokens(self._p.compacted, self._random)
         return max(length, len(self._prefix) * self._p.block_size + 1)

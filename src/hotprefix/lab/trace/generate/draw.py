@@ -1,6 +1,7 @@
 """Numbers for generators. Owns: the distributions a parameter may have, and fresh block ids.
 
-Rule: everything is drawn from a generator that is passed in, so a seed fixes a trace on every machine.
+Rules: everything is drawn from a random generator that is passed in, so a seed gives the same trace on every
+machine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Random = np.random.Generator
 
 @dataclass(config=FROZEN, frozen=True, slots=True)
 class LogNormal:
-    """exp(N(ln median, sigma))."""
+    """The lognormal distribution exp(N(ln median, sigma))."""
 
     median: Positive
     sigma: Annotated[float, Field(ge=0, le=5)]
@@ -37,7 +38,8 @@ class LogNormal:
 
 @dataclass(config=FROZEN, frozen=True, slots=True)
 class Quantiles:
-    """Values at rising probabilities from 0 to 1, straight lines between them: for what fits no curve."""
+    """A distribution given by its values at rising probabilities from 0 to 1, with straight lines between
+    them."""
 
     at: Annotated[list[Share], Field(min_length=2)]
     values: list[Annotated[float, Field(ge=0, le=1e9)]]
@@ -58,12 +60,12 @@ Distribution = LogNormal | Quantiles
 
 
 def tokens(of: Distribution, random: Random) -> int:
-    """A length, >= 1."""
+    """Draw a length, >= 1."""
     return max(1, round(of.draw(random)))
 
 
 class Ids:
-    """Block ids no block had before."""
+    """Block ids that no block had before."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -78,5 +80,5 @@ class Ids:
 
 
 def extended(blocks: Blocks, count: int, ids: Ids) -> Blocks:
-    """The first `count` of `blocks`, with fresh ones where there are fewer."""
+    """The first `count` of `blocks`; if there are fewer, fresh ids follow."""
     return np.concatenate((blocks[:count], ids.fresh(count - len(blocks))))

@@ -1,7 +1,7 @@
 """Generators by name. Owns: `generate_trace` and the list of what it can make.
 
-Rule: parameters are checked once, here, with the offending value in the message; the trace's provenance
-states generator, seed and all parameters, so it can be made again.
+Rules: parameters are checked once, here, with the offending value in the message. The trace's provenance
+states the generator, the seed and all parameters, so it can be made again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from hotprefix.lab.trace.streamed import StreamedTrace
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """params: its parameters' class. make: gives the requests for parameters and a seed."""
+    """One generator. params: the class of its parameters. make: returns the requests for parameters and a
+    seed."""
 
     params: type[Any]
     make: Callable[[Any, int], Iterator[TraceRequest]]
@@ -41,8 +42,9 @@ GENERATORS: Final[dict[str, Generator]] = {
 def generate_trace(
     name: str, params: Mapping[str, Any] | None = None, *, seed: int = 0, limit: int | None = None
 ) -> StreamedTrace:
-    """A trace by its generator's name; what `params` does not set has its default. limit: the first so many
-    requests. Raises ConfigError (unknown name or parameter, value out of range)."""
+    """A trace by its generator's name. Parameters that `params` does not set have their defaults. limit: only
+    so many requests, from the first on. Raises ConfigError for an unknown name or parameter, or a value out
+    of range."""
     if name not in GENERATORS:
         raise ConfigError(f"generator {name!r}: there are {', '.join(GENERATORS)}", param="generate")
     if seed < 0 or (limit is not None and limit < 1):

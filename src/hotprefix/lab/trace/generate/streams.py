@@ -1,7 +1,7 @@
 """Generated arrivals without sessions. Owns: bursts, documents, churn and strangers.
 
-Rules: open loop, complete blocks named, and the partial last block where equal prompts have it in common.
-Each is one situation that a policy has to survive, with its size as parameters.
+Rules: open loop. Complete blocks have ids, and so has the partial last block of a prompt that comes more than
+once. Each generator makes one situation that a policy has to survive, with its size as parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 @dataclass(config=FROZEN, frozen=True, slots=True, kw_only=True)
 class BurstParams:
-    """`size` identical prompts arrive within spread_s, and again, another prompt, every_s later."""
+    """`size` identical prompts arrive within spread_s. A new burst, of another prompt, begins every_s
+    later."""
 
     bursts: Count = 8
     size: Count = 8
@@ -68,8 +69,8 @@ def documents(params: DocumentParams, seed: int) -> Iterator[TraceRequest]:
 
 @dataclass(config=FROZEN, frozen=True, slots=True, kw_only=True)
 class ChurnParams:
-    """The same prompts come round and round, one every_s: where they are together more than the cache holds,
-    recency keeps exactly what is needed last."""
+    """The same prompts come in turn, one every_s. If the cache cannot hold all of them, a cache that keeps
+    what is most recent always evicts the prompt that comes next."""
 
     prompts: Count = 32
     rounds: Count = 4
@@ -91,8 +92,8 @@ def churn(params: ChurnParams, seed: int) -> Iterator[TraceRequest]:
 
 @dataclass(config=FROZEN, frozen=True, slots=True, kw_only=True)
 class StrangerParams:
-    """Hot requests at `intensity` a second, Poisson, on a few prefixes, and every cold_every_s one that
-    nobody asked for before or will again: does it ever get its turn?"""
+    """Hot requests arrive at `intensity` a second, Poisson, on a few prefixes. Every cold_every_s a cold
+    request arrives, whose prompt comes only once: does it ever get its turn?"""
 
     seconds: Positive = 120.0
     intensity: Positive = 4.0
