@@ -1,4 +1,4 @@
-"""Do intervals keep their level and their width? Coverage by simulation (docs/decisions/0017-intervals.md).
+"""Do intervals keep their level and their width? Coverage by simulation (docs/decisions/0018-intervals.md).
 
     python bench/intervals.py [--experiments 2000] [--quick]
 

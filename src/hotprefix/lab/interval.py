@@ -1,6 +1,6 @@
 """How far the truth may be from what was seen. Owns: the interval of a difference and of a ratio of two arms.
 
-Rules (docs/decisions/0017-intervals.md):
+Rules (docs/decisions/0018-intervals.md):
 - The data are paired sections. The estimate is the whole replays' own figure and the spread is taken around
   it (sectioning, Asmussen and Glynn 2007), so that a bias of small sections widens the interval.
 - An interval is Student's t over the sections' differences, widened where the exact sign-flip test keeps a

@@ -1,6 +1,6 @@
 """How sure a difference is. Owns: `Comparison`, its interval, and the comparison of two arms.
 
-Rules (docs/decisions/0012-verdicts.md, 0017-intervals.md):
+Rules (docs/decisions/0012-verdicts.md, 0018-intervals.md):
 - What is drawn is never a request but a *section* (lab.sections): a run of whole sessions or arrival windows
   of one seed, or a whole seed where there are SECTIONS seeds or more. Arm and baseline are paired: the same
   sessions of the same seed, section by section.

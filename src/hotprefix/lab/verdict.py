@@ -1,6 +1,6 @@
 """Whether a claim holds. Owns: the rules from intervals to the `Verdict` of a `Hypothesis`.
 
-Rules (docs/decisions/0012-verdicts.md, 0017-intervals.md): every check compares an interval with an amount
+Rules (docs/decisions/0012-verdicts.md, 0018-intervals.md): every check compares an interval with an amount
 stated beforehand and *holds*, *fails* or stays *open*; a point estimate alone decides nothing. A metric
 improves where its interval excludes no change and its estimate reaches the stated amount; it does not where
 the interval excludes that amount. It is not worse, or equal, where the whole interval is within the
