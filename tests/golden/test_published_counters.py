@@ -1,4 +1,4 @@
-"""The published run's counters from lengths alone (issue 2, *Golden test*).
+"""The published run's counters from lengths alone.
 
 What gives exactly these numbers:
 - one cache of 341 pages of 16 tokens for all four workloads, in this order, publication `finish`,

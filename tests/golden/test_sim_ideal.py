@@ -1,5 +1,6 @@
-"""One instance with an endless cache reuses exactly a trace's ideal share, block by block (issue 4, *How it
-must behave*). Prompts are rounded to whole blocks and one token: a partial last block counts in the share,
+"""One instance with an endless cache reuses exactly a trace's ideal share, block by block.
+
+Prompts are rounded to whole blocks and one token: a partial last block counts in the share,
 and the kernel always computes one token."""
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_where_each_arm_applies(config: dict[str, object], window: int, informed
     assert thrash(Refresh.QUEUE_INFORMED, 4, **config).retained == informed
 
 
-# -- handed case 54, literally --------------------------------------------------------------------
+# -- rule 31, literally --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

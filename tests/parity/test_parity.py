@@ -1,5 +1,5 @@
 """One script of arrivals through the real loop and through the simulator: the same plans, to the last page
-(spec, *One kernel, two drivers*; issue 4, *How it must behave*)."""
+(rule 1)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Models with attention windows on pools of their own: greedy float32 output equals the uncached run's
-and transformers', token by token, also after frames were evicted (issue 3, *Sliding-window and hybrid
-states*)."""
+and transformers', token by token, also after frames were evicted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the prefix cache answers, request by request: never a wrong token, never a hit too long or too short.
 
-Every output is compared with an uncached run. Numbers in comments are handed cases.
+Every output is compared with an uncached run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def one_by_one(d: Driver, *prompts: list[int], outputs: int = 3) -> list[int]:
 
 @PUBLICATIONS
 def test_a_prompt_of_whole_pages_resent_still_computes_its_last_page(publication: Publication) -> None:
-    """1: and later hits are not lost by it."""
+    """And later hits are not lost by it."""
     d = Driver(64, 4, publication=publication)
     prompt = list(range(8))
     assert one_by_one(d, prompt, prompt, prompt, outputs=1) == [0, 4, 4]
@@ -44,7 +44,7 @@ def test_a_prompt_of_whole_pages_resent_still_computes_its_last_page(publication
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("extra", [0, 1])
 def test_exact_repeats_of_tiny_prompts_answer_the_same(page: int, extra: int) -> None:
-    """2: prompts of one token, of a page, of a page and one."""
+    """Prompts of one token, of a page, of a page and one."""
     for length in {1, page, page + extra}:
         d = Driver(64, page)
         prompt = list(range(length))
@@ -56,7 +56,7 @@ def test_exact_repeats_of_tiny_prompts_answer_the_same(page: int, extra: int) ->
 @PUBLICATIONS
 @pytest.mark.parametrize("total", [8, 9])
 def test_the_last_sampled_token_has_no_kv_to_reuse(publication: Publication, total: int) -> None:
-    """24: 5 + 3 tokens; the next request may reuse 7 at most, by pages 4."""
+    """5 + 3 tokens; the next request may reuse 7 at most, by pages 4."""
     d = Driver(64, 4, publication=publication)
     prompt = list(range(5))
     text = prompt + cold_run(prompt, 3) + [60]
@@ -65,7 +65,7 @@ def test_the_last_sampled_token_has_no_kv_to_reuse(publication: Publication, tot
 
 @PUBLICATIONS
 def test_the_next_turn_reuses_what_was_generated(publication: Publication) -> None:
-    """39: 100 + 50, then + 50 more: all but the last token's page."""
+    """100 + 50, then + 50 more: all but the last token's page."""
     d = Driver(128, 4, publication=publication)
     prompt = [*list(range(97)), 1, 2, 3]
     d.submit("turn1", prompt, 50)
@@ -79,7 +79,7 @@ def test_the_next_turn_reuses_what_was_generated(publication: Publication) -> No
 def test_a_long_chat_never_lags_a_turn_behind_nor_stores_a_turn_twice(
     publication: Publication, flight: Flight
 ) -> None:
-    """46: cached(N) >= floor_P(total(N - 1) - 1); the store grows by the new pages only."""
+    """Cached(N) >= floor_P(total(N - 1) - 1); the store grows by the new pages only."""
     d = Driver(600, 16, publication=publication, flight=flight, max_batched_tokens=300)
     text: list[int] = []
     rng = random.Random(46)
@@ -96,14 +96,13 @@ def test_a_long_chat_never_lags_a_turn_behind_nor_stores_a_turn_twice(
 
 
 def test_the_same_prefix_with_another_tail_is_reused_whole() -> None:
-    """47."""
     d = Driver(400, 16, max_batched_tokens=256)
     prefix = [n % 97 for n in range(2200)]
     assert one_by_one(d, prefix + [1] * 30, prefix + [2] * 30, prefix + [3] * 700) == [0, 2192, 2192]
 
 
 def test_a_hit_serves_any_number_of_adopters() -> None:
-    """37: the entry is not used up."""
+    """The entry is not used up."""
     d = Driver(200, 4)
     prefix = list(range(40))
     one_by_one(d, prefix)
@@ -114,7 +113,7 @@ def test_a_hit_serves_any_number_of_adopters() -> None:
 
 
 def test_distinct_prefixes_that_fit_together_are_all_kept() -> None:
-    """52: eight prefixes in 60 % of the pool, replayed in order."""
+    """Eight prefixes in 60 % of the pool, replayed in order."""
     d = Driver(100, 4)
     prompts = [[n] * 29 for n in range(8)]
     one_by_one(d, *prompts, outputs=1)
@@ -137,7 +136,7 @@ def test_other_tenants_and_adapters_miss_and_then_hit_their_own() -> None:
 
 
 def test_a_part_filled_page_is_nobodys_but_its_owners() -> None:
-    """22: six tokens with pages of four, four samples of one prompt and another continuation."""
+    """Six tokens with pages of four, four samples of one prompt and another continuation."""
     d = Driver(64, 4)
     prompt = list(range(6))
     for n in range(4):
@@ -151,7 +150,7 @@ def test_a_part_filled_page_is_nobodys_but_its_owners() -> None:
 
 
 def test_equal_pages_behind_a_hole_are_not_reached() -> None:
-    """27: chains A B C and A B' C."""
+    """Chains A B C and A B' C."""
     d = Driver(64, 4)
     a, b, other, c = [[t] * 4 for t in (1, 2, 3, 4)]
     assert one_by_one(d, a + b + c + [9], a + other + c + [9]) == [0, 4]
@@ -161,7 +160,7 @@ def test_equal_pages_behind_a_hole_are_not_reached() -> None:
 @PUBLICATIONS
 @pytest.mark.parametrize("flight", Flight)
 def test_sixteen_at_once_say_what_each_says_alone(publication: Publication, flight: Flight) -> None:
-    """29: shared and divergent prefixes, computed together."""
+    """Shared and divergent prefixes, computed together."""
     rng = random.Random(29)
     base = [rng.randrange(97) for _ in range(60)]
     d = Driver(400, 4, publication=publication, flight=flight, max_batched_tokens=64)
@@ -173,7 +172,7 @@ def test_sixteen_at_once_say_what_each_says_alone(publication: Publication, flig
 
 
 def test_scattered_pages_serve_as_well_as_consecutive_ones() -> None:
-    """31: every second page is free, and a prefix is cached."""
+    """Every second page is free, and a prefix is cached."""
     d = Driver(40, 4, max_running=20)
     d.submit("warm", list(range(13)), 1)
     d.run()
@@ -227,7 +226,7 @@ def test_an_aborted_prefill_leaves_only_what_it_has_computed(
 
 @PUBLICATIONS
 def test_what_a_stop_ended_is_published_without_the_token_that_stopped_it(publication: Publication) -> None:
-    """32: batches ended by stop tokens, then prompts that go on from there."""
+    """Batches ended by stop tokens, then prompts that go on from there."""
     d = Driver(200, 4, publication=publication)
     prompt = list(range(20))
     said = cold_run(prompt, 12)

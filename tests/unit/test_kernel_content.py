@@ -1,5 +1,4 @@
-"""Content behind placeholder ids (images, audio): equal ids never make a hit, equal content does (handed
-case 7)."""
+"""Content behind placeholder ids (images, audio): equal ids are no hit, equal content is (rule 14)."""
 
 from __future__ import annotations
 

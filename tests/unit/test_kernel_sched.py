@@ -1,6 +1,6 @@
 """Admission, eviction under load, over-commit, limits, cancellation, and what is left at the end.
 
-Every output is compared with an uncached run. Numbers in comments are handed cases.
+Every output is compared with an uncached run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.watch import PlanWatch
 
 @pytest.mark.parametrize("max_tokens", [1, 5])
 def test_a_request_that_needs_exactly_the_pool_runs_and_one_more_token_is_refused(max_tokens: int) -> None:
-    """71: at the limit, below and above it, mixed with others; the queue stays alive."""
+    """At the limit, below and above it, mixed with others; the queue stays alive."""
     d = Driver(8, 4)
     limit = 32 - max_tokens + 1
     for n, length in enumerate((limit - 1, limit, limit + 1, 3, limit)):
@@ -47,7 +47,6 @@ def test_a_request_that_needs_exactly_the_pool_runs_and_one_more_token_is_refuse
 
 
 def test_bad_requests_are_refused_and_nothing_is_remembered() -> None:
-    """84."""
     d = Driver(8, 4)
     kernel = d.kernel
     good = Request("good", tk.encode([1, 2]), 2)
@@ -68,7 +67,7 @@ def test_bad_requests_are_refused_and_nothing_is_remembered() -> None:
 
 
 def test_a_lone_request_that_fills_the_pool_ends_by_length_and_the_rest_go_on() -> None:
-    """66: nobody can be retracted for it."""
+    """Nobody can be retracted for it."""
     d = Driver(8, 4, output_reserve=0.0)
     with pytest.raises(ContextLengthExceeded):
         d.submit("nine pages", [1] * 20, 14)
@@ -80,7 +79,7 @@ def test_a_lone_request_that_fills_the_pool_ends_by_length_and_the_rest_go_on() 
 
 
 def test_a_cache_that_no_request_leaves_anything_in_still_answers() -> None:
-    """69: the pool is smaller than two requests; a page larger than any prompt."""
+    """The pool is smaller than two requests; a page larger than any prompt."""
     d = Driver(5, 4)
     for n in range(6):
         d.submit(f"r{n}", [n] * 13, 6)
@@ -151,7 +150,7 @@ def test_a_bad_configuration_names_the_field_the_value_and_the_fix(name: str, va
 def test_a_head_that_does_not_fit_is_passed_a_bounded_number_of_times(
     order: Order, max_overtakes: int
 ) -> None:
-    """77: it needs ten pages and three are free; small ones may go ahead, not for ever."""
+    """It needs ten pages and three are free; small ones may go ahead, not for ever."""
     d = Driver(16, 4, order=order, max_overtakes=max_overtakes)
     d.submit("running", [1] * 40, 12)
     d.step()
@@ -167,7 +166,7 @@ def test_a_head_that_does_not_fit_is_passed_a_bounded_number_of_times(
 
 
 def test_a_blocked_head_strands_nobody() -> None:
-    """72: what waits behind it holds what it needs; both go on."""
+    """What waits behind it holds what it needs; both go on."""
     for order in Order:
         d = Driver(16, 4, order=order, flight=Flight.EXACT_FINISH)
         d.submit("leader", [1] * 20, 8)
@@ -180,7 +179,7 @@ def test_a_blocked_head_strands_nobody() -> None:
 
 
 def test_a_whole_prompt_must_fit_before_its_first_chunk_runs() -> None:
-    """74: two prompts of 12 pages in a pool of 20, two pages a chunk, no cache."""
+    """Two prompts of 12 pages in a pool of 20, two pages a chunk, no cache."""
     d = Driver(20, 4, prefix_cache=False, max_batched_tokens=8, max_running=8)
     for n in range(2):
         d.submit(f"r{n}", [n] * 45, 4)
@@ -196,7 +195,7 @@ def test_a_whole_prompt_must_fit_before_its_first_chunk_runs() -> None:
 def test_over_commit_computes_less_than_twice_what_is_needed_and_nobody_cycles(
     prefix_cache: bool, page: int, reserve: float
 ) -> None:
-    """74: no request is retracted twice before another has finished."""
+    """No request is retracted twice before another has finished."""
     d = Driver(
         160 // page, page, prefix_cache=prefix_cache, output_reserve=reserve, max_batched_tokens=32,
         max_running=12,
@@ -233,7 +232,7 @@ def test_the_oldest_is_never_retracted_though_it_would_be_the_cheapest() -> None
 @pytest.mark.parametrize("publication", Publication)
 @pytest.mark.parametrize("flight", [Flight.NONE, Flight.COALESCED])
 def test_pages_of_a_running_request_are_never_evicted(publication: Publication, flight: Flight) -> None:
-    """64: a prompt in eight chunks, four others pressing."""
+    """A prompt in eight chunks, four others pressing."""
     d = Driver(40, 4, publication=publication, flight=flight, max_batched_tokens=16, max_running=5)
     d.submit("long", list(range(90)), 4)
     for n in range(4):
@@ -283,7 +282,6 @@ def test_a_blocked_admission_leaves_no_pin() -> None:
 @pytest.mark.parametrize("flight", Flight)
 @pytest.mark.parametrize("in_flight", [True, False])
 def test_an_abort_at_any_step_returns_everything(flight: Flight, in_flight: bool) -> None:
-    """82."""
     for at in range(12):
         d = Driver(64, 4, flight=flight, max_batched_tokens=8, max_running=4)
         d.submit("a", list(range(30)), 4)
@@ -304,7 +302,6 @@ def test_an_abort_at_any_step_returns_everything(flight: Flight, in_flight: bool
 
 
 def test_an_abort_during_the_last_step_wins() -> None:
-    """81."""
     d = Driver(64, 4)
     d.submit("a", [1, 2, 3], 1)
     plan = d.plan()
@@ -328,7 +325,7 @@ def test_an_unknown_or_ended_id_cannot_be_aborted() -> None:
 
 
 def test_fifty_thousand_tiny_requests_leave_no_trace() -> None:
-    """67: objects of every kind stay flat."""
+    """Objects of every kind stay flat."""
     kernel = Kernel(KernelConfig(total_pages=64, page_size=4, max_running=32))
     gone = 0
 

@@ -1,4 +1,4 @@
-"""Metrics of a replay: exact values on small tables (handed cases (h) 154, 156, 159, 161, 162, 164)."""
+"""Metrics of a replay: exact values on small tables (rules 58, 56, 61)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_end_token_stops_and_its_text_is_not_shown() -> None:
     assert found["on"][-1].finish is Finish.LENGTH
 
 
-def test_first_token_may_end_the_request() -> None:  # handed case 86
+def test_first_token_may_end_the_request() -> None:  # rule 50
     loop, _, _ = fake_loop(eos=(cold_run(list(PROMPT), 1)[0],))
     loop.submit(ask())
     (only,) = drain(loop)["a"]
@@ -60,7 +60,7 @@ def test_first_token_may_end_the_request() -> None:  # handed case 86
     assert tokens(drain(loop)["next"]) == cold_run([*PROMPT, 5, 6], 2)
 
 
-def test_stop_string_ends_in_its_step_and_nothing_beyond_is_computed() -> None:  # handed case 32
+def test_stop_string_ends_in_its_step_and_nothing_beyond_is_computed() -> None:  # rule 46
     text = "".join(chr(32 + t % 94) for t in cold_run(list(PROMPT), 8))
     loop, _, _ = fake_loop()
     loop.submit(ask(stop=(text[2:4],)))
@@ -199,7 +199,7 @@ def test_a_request_that_nothing_can_be_sampled_for_ends_and_the_step_is_good_for
     loop.kernel.check()
 
 
-def test_timing_is_never_negative_and_absent_where_it_never_happened() -> None:  # handed case 154
+def test_timing_is_never_negative_and_absent_where_it_never_happened() -> None:  # rule 58
     loop, _, clock = fake_loop(max_running=1)
     loop.submit(ask("a", max_tokens=2))
     loop.submit(ask("b", prompt=(4, 4, 4)))

@@ -1,4 +1,4 @@
-"""API keys, cross-origin answers and tenants (handed case 151)."""
+"""API keys, cross-origin answers and tenants (rule 52)."""
 
 from __future__ import annotations
 

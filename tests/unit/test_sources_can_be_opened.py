@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PRIVATE = re.compile(
-    r"handed\s+case|\bfound-\d|\b[Ii]ssue \d+\b|\bfinding \d+|\bthe spec\b|\bseed: [a-z]+ |"
+    r"handed\s+case|\bfound-\d|\b[Ii]ssue \d+\b|\bfinding \d+|\bthe spec\b|"
+    r"seed: (?:single flight|hot prefixes)|\bthe seed's (?:shape|section)|"
     r"(?<![\w/])(?:kernel|engine|lab|fleet|agents|evidence)\.md"
 )
 RULE = re.compile(r"\brules? (\d+(?:(?:, | and )\d+)*)\b")

@@ -1,4 +1,4 @@
-"""The tiers, fault by fault (handed cases, kind (e)): what may be copied, restored, fetched, and what of it
+"""The tiers, fault by fault: what may be copied, restored, fetched, and what of it
 counts."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 timings of a group, and the duplication factor.
 
 Rules: counts are tokens and depend on nothing but policy (equal in every run); timings are seconds of
-one monotonic clock. A thing not measured is None, never 0 (terms.md).
+one monotonic clock. A thing not measured is None, never 0 (docs/terms.md).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules: a workload is a tuple of waves. Within a wave every submission without `after` is made at one
 barrier, before any step; one with `after` is made once the named request has that many outputs. The
-next wave starts when the last has ended. Lengths (tokens) follow the published run (engine.md and
-seed: prompts of 902; 98 to 904; 927; 532; 493; 975; outputs 16 or 128).
+next wave starts when the last has ended. Lengths (tokens) follow the published run (
+prompts of 902; 98 to 904; 927; 532; 493; 975; outputs 16 or 128).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Usage(NamedTuple):
 
 class Timing(NamedTuple):
     """Intervals of one request by the engine's monotonic clock, seconds; None = it never happened.
-    queue: submit to first admission (terms.md timeline: enqueue to admit). prefill: first admission to
+    queue: submit to first admission (docs/terms.md timeline: enqueue to admit). prefill: first admission to
     first output token. decode: first to last output token."""
 
     queue: float | None = None

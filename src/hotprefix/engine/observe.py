@@ -1,6 +1,6 @@
 """Watching the engine. Owns: `Observer`, what may watch, and `Wall`, which keeps it from mattering.
 
-Rules (kernel.md, *Observation*): an observer receives records of what was decided and decides nothing;
+Rules: an observer receives records of what was decided and decides nothing;
 what it raises switches it off, is told once on the log and reaches nobody. It is called on the loop's
 thread, so it only takes things down; writing, hashing and sending belong to threads of its own.
 """

@@ -1,6 +1,6 @@
 """Cached and uncached throughput. Owns: sums over the last seconds of numbers that only grow.
 
-Rules (terms.md, *Formulas*): a window's rate is what was added in it over its length; windows of 30 and
+Rules (docs/terms.md): a window's rate is what was added in it over its length; windows of 30 and
 300 s always stand side by side. Time comes in as an argument. Kept in slots of one second, so a
 window's edge is exact to a second and memory is bounded.
 """

@@ -15,7 +15,7 @@ from hotprefix.errors import ConfigError
 
 
 class Publication(StrEnum):
-    """When computed pages become visible to other requests (terms.md, *publication*)."""
+    """When computed pages become visible to other requests (publication, docs/terms.md)."""
 
     FINISH = "finish"
     PREFILL = "prefill"
@@ -24,7 +24,7 @@ class Publication(StrEnum):
 
 
 class Flight(StrEnum):
-    """Who computes a prompt several requests need (terms.md, *flight*; seed: single flight)."""
+    """Who computes a prompt several requests need (flight, docs/terms.md)."""
 
     NONE = "none"
     EXACT_FINISH = "exact-finish"
@@ -33,7 +33,7 @@ class Flight(StrEnum):
 
 
 class Order(StrEnum):
-    """In which order waiting requests are tried (kernel.md, *Step planning*)."""
+    """In which order waiting requests are tried (rules 21 to 23)."""
 
     FCFS = "fcfs"
     LPM = "lpm"
@@ -43,7 +43,7 @@ class Order(StrEnum):
 
 
 class Eviction(StrEnum):
-    """Which unpinned leaf loses its tail first (kernel.md, *Prefix tree and pages*)."""
+    """Which unpinned leaf loses its tail first (rule 15)."""
 
     LRU = "lru"
     LFU = "lfu"
@@ -55,7 +55,7 @@ class Eviction(StrEnum):
 
 
 class Refresh(StrEnum):
-    """What the waiting queue tells the cache (terms.md, *waiting-prefix refresh*; seed: hot prefixes)."""
+    """What the waiting queue tells the cache (refresh, docs/terms.md)."""
 
     OFF = "off"
     WINDOW = "window"

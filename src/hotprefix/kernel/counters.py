@@ -1,7 +1,7 @@
-"""Counts since the kernel was built. Owns: what each counter means (terms.md).
+"""Counts since the kernel was built. Owns: what each counter means (docs/terms.md).
 
 Rules: each grows at exactly one place in the kernel. Lookups and hits count once per request, at its
-first use of the cache, never per scheduling attempt (handed cases 156, 157).
+first use of the cache, never per scheduling attempt (rules 56, 57).
 """
 
 from __future__ import annotations

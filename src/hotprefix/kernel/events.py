@@ -1,8 +1,8 @@
 """Event records. Owns: the typed, frozen, versioned description of every decision.
 
-Rules (kernel.md, *Observation*): a sink receives records and can never change behaviour: what it
+Rules: a sink receives records and can never change behaviour: what it
 raises is swallowed, counted, and the sink is switched off. No prompt text and no token ids appear
-here, only lengths. `now` is the driver's clock, seconds. Names follow terms.md's request timeline.
+here, only lengths. `now` is the driver's clock, seconds. Names follow docs/terms.md's request timeline.
 """
 
 from __future__ import annotations

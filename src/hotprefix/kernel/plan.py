@@ -148,7 +148,7 @@ class PageFrame:
 @dataclass(frozen=True, slots=True)
 class StorePage:
     """Write one L2 page to L3 under its key, in the background. Its bytes are to be read out before the
-    plan's copies run: the page may be given to another prefix by then (handed case 107). parent: the key of
+    plan's copies run: the page may be given to another prefix by then (rule 35). parent: the key of
     the page before it, None for the first page of a prefix."""
 
     key: bytes

@@ -1,7 +1,7 @@
 """What a driver submits. Owns: `Request` and `Namespace`, both frozen.
 
 Rules: a namespace is typed and framed by its fields, never a concatenation, so two different ones
-can never be equal (terms.md; handed case 14). Token ids travel as bytes (`kernel.tokens`).
+can never be equal (docs/terms.md; rule 13). Token ids travel as bytes (`kernel.tokens`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Namespace:
 @dataclass(frozen=True, slots=True)
 class ContentSpan:
     """Positions [start, stop) hold placeholder tokens for content (image, audio, embedding) whose
-    identity is `digest` (32 bytes, SHA-256), not its equal placeholder ids (handed case 7)."""
+    identity is `digest` (32 bytes, SHA-256), not its equal placeholder ids (rule 14)."""
 
     start: int
     stop: int

@@ -153,7 +153,7 @@ class Sequence:
         return self.key(start, stop), 0
 
     def append(self, sampled: int | bytes) -> int:
-        """One sampled token, or several, become known; the last, returned, has no KV yet (handed case 24)."""
+        """One sampled token, or several, become known; the last, returned, has no KV yet (rule 9)."""
         words = sampled if isinstance(sampled, bytes) else tk.word(sampled)
         self.said += words
         count = len(words) // tk.TOKEN_BYTES

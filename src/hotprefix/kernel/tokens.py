@@ -1,7 +1,7 @@
 """Token strings as bytes. Owns: the one representation of token ids inside the kernel.
 
 Rules: a token is four bytes, int32 little-endian; `bytes` because it is immutable, hashable and
-compared at memory speed (kernel.md: "never a Python loop over tokens"). Executors turn it into
+compared at memory speed (never in a Python loop over tokens). Executors turn it into
 arrays with `view`, which copies nothing.
 """
 

@@ -1,6 +1,6 @@
 """The names of what is measured. Owns: the catalogue of metrics: unit, which way is better, meaning.
 
-Rules: names and formulas are those of terms.md; a name says its unit. A request metric exists for three
+Rules: names and formulas are those of docs/terms.md; a name says its unit. A request metric exists for three
 groups: `name` (all requests), `hot.name` and `cold.name`; window, instance and link metrics only for the
 whole. Experiment files may only name what stands here.
 """

@@ -1,6 +1,6 @@
 """From one replay's tables to figures. Owns: the arithmetic of every metric in `metric_names`.
 
-Rules (terms.md):
+Rules (docs/terms.md):
 - Every request that arrived is counted. A request without a first token (unfinished or rejected) has a
   latency beyond every one that was measured: a percentile that falls among such requests is None, read
   ">horizon"; means take an unfinished request's time so far, so they are lower bounds there. Rejected

@@ -2,7 +2,7 @@
 
 Rules: shares are of instance time, from the first window's start to the last one's end, times instances: a
 window without steps is idle time. An instance's normalised load is its busy time as a share of that time;
-what a step costs is the cost model's (terms.md: cached_tps is observed throughput, not capacity).
+what a step costs is the cost model's (docs/terms.md: cached_tps is observed throughput, not capacity).
 """
 
 from __future__ import annotations

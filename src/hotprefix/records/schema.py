@@ -1,7 +1,7 @@
 """The event log's records. Owns: every kind of record, its fields, and how a kernel event becomes one.
 
 Rules: schema 2 (schema 1 lacked pages' names, answers and arrivals, and its figures were netted: it is
-refused). A record has `k`, its kind (the names of terms.md's request timeline), and `t`, the
+refused). A record has `k`, its kind (the names of docs/terms.md's request timeline), and `t`, the
 engine's monotonic clock in seconds; the header tells what that clock's zero is in wall time. Only
 lengths, numbers, reasons and keyed fingerprints appear: no token ids, no text. A field that was not
 measured is left out, never 0. A reader ignores fields it does not know, so adding one keeps the version.

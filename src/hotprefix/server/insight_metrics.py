@@ -1,7 +1,7 @@
 """The engine's inner numbers as metrics. Owns: names and words of everything in `Insight`.
 
 Rules: every field of the kernel's, the tiers' and the store's counters is a metric of its own name, so that
-none can be counted and shown nowhere (handed case 174): a field added there appears here. Labels take
+none can be counted and shown nowhere (rule 59): a field added there appears here. Labels take
 words of fixed lists only. A tier or link that is not there has no metrics, not zeros.
 """
 

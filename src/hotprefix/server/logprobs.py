@@ -1,7 +1,7 @@
 """Log-probabilities on the wire. Owns: their three shapes (chat, completions, prompt_logprobs).
 
 Rules: a token that is not UTF-8 by itself is written `bytes:\\xHH...`, so two of them never share a
-name. JSON has no infinity: what is impossible is `FLOOR` (handed case 142). Offsets count characters of
+name. JSON has no infinity: what is impossible is `FLOOR` (rule 49). Offsets count characters of
 the text, a character belongs to the token that completes it.
 """
 

@@ -1,9 +1,9 @@
 """Admission. Owns: whether a waiting request may start now, and who must give way to whom.
 
-Rules (terms.md, kernel.md): admission looks up again; a temporary pin protects the prefix while it is
+Rules: admission looks up again; a temporary pin protects the prefix while it is
 evaluated and is returned on every exit. A request is admitted only where its whole prompt and its
 share of outputs fit beside what the running ones are still owed, so chunked prefills cannot starve
-each other half-way (handed case 74). A retracted request must fit with all its outputs. The oldest
+each other half-way (rule 19). A retracted request must fit with all its outputs. The oldest
 request is never a victim, so somebody always finishes.
 """
 
@@ -184,7 +184,7 @@ class Admission:
 
     def preempt_for(self, head: Sequence) -> list[Sequence]:
         """Retract less important running requests until the head fits (order `priority` with
-        preemption); none where it would not fit even then. Equal priorities never swap (handed case 76).
+        preemption); none where it would not fit even then. Equal priorities never swap (rule 23).
         """
         s = self._s
         retracted: list[Sequence] = []

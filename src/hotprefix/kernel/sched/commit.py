@@ -1,7 +1,7 @@
 """Applying outcomes. Owns: what a step that ran, or failed, changes.
 
-Rules: counts of reuse and computation grow here and nowhere else, once per executed position (terms.md,
-*Formulas*). An abort that arrived during the step wins over its result (handed case 81). A failed step
+Rules: counts of reuse and computation grow here and nowhere else, once per executed position (docs/terms.md,
+*Formulas*). An abort that arrived during the step wins over its result (rule 26). A failed step
 takes back everything it planned; its requests are retried alone, so one that fails every time ends
 with an error and harms nobody else.
 """

@@ -1,6 +1,6 @@
 """The chunks of the step being planned. Owns: its token budget, where chunks end, what they take over first.
 
-Rules (kernel.md, *Step planning*): a chunk ends on an absolute page boundary unless it ends the prompt, or is
+Rules: a chunk ends on an absolute page boundary unless it ends the prompt, or is
 the step's first prefill and the budget is below a page: a rest below a page goes to nobody else, who would
 compute part of a page that one ahead of it computes next. With `coalesced` flights a prefilling request
 looks again before each chunk, so it takes over what others have published or plan in this very step.

@@ -1,6 +1,6 @@
 """How long moving or computing pages takes. Owns: the running estimates, and restore-or-recompute.
 
-Rules (kernel.md, *Tiers*): the choice is by predicted time, not by presence. Estimates start from the
+Rules: the choice is by predicted time, not by presence. Estimates start from the
 configured figures and follow what drivers report (an exponential mean), so both drivers learn from
 outcomes alone. Where a figure is unknown the transfer is tried once, to learn it; each refusal makes a
 little light of the figure that led to it, so that one bad moment does not rule a tier out for ever.

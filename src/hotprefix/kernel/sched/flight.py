@@ -1,7 +1,7 @@
 """Exact-input single flight. Owns: who leads a prompt's computation, who waits for it, and which
 released ids are still to end.
 
-Rules (seed: single flight; terms.md): a flight exists only while somebody waits or may come to wait; it
+Rules (flight, docs/terms.md): a flight exists only while somebody waits or may come to wait; it
 disappears at release, so its record holds nothing that no longer matters. Released ids live in one
 set until their terminal notice, so that notice is valid while an unknown id is an error. A leader
 that ends early hands over to the first follower, at most `max_elections` times in a row; then all

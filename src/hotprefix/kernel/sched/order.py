@@ -1,6 +1,6 @@
 """In which order waiting requests are tried. Owns: the pure order keys.
 
-Rules (kernel.md, *Step planning*): a key is a pure function of a read-only candidate. Ageing is one
+Rules: a key is a pure function of a read-only candidate. Ageing is one
 rule for every order: a request that later arrivals have overtaken `max_overtakes` times goes before
 all that have not, first come first served among such, and nobody overtakes it any more. So a cold
 request's wait is bounded by a count, however deep the queue and however the arrivals are spaced.
@@ -48,7 +48,7 @@ def shortest_prefill(c: Candidate) -> OrderKey:
 
 def subtree_weight(candidates: Iterable[Candidate]) -> Callable[[Candidate], OrderKey]:
     """Depth-first over the tree, the subtree with most waiting requests first: what shares a prefix is
-    admitted together however its arrivals were interleaved (handed case 62)."""
+    admitted together however its arrivals were interleaved (rule 22)."""
     weight = Counter(node for c in candidates for node in c.path)
 
     def key(c: Candidate) -> OrderKey:

@@ -1,6 +1,6 @@
 """Step planning. Owns: which requests one forward pass computes, in which order, and who gives way.
 
-Rules (kernel.md, *Step planning*): decodes first, then running prefills, then admissions, under one
+Rules: decodes first, then running prefills, then admissions, under one
 token budget; how far each goes is `draft.py`'s. When decodes would not fit, the cheapest victims are
 retracted. After a failed step its requests run alone until past the point of failure.
 """

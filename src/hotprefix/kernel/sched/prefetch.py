@@ -1,8 +1,8 @@
 """Getting pages from L3 while their requests wait. Owns: the fetches in flight and who waits for them.
 
-Rules (kernel.md, *Tiers*): a fetch starts as soon as its request is among the first of the queue, in
+Rules: a fetch starts as soon as its request is among the first of the queue, in
 queue order, and never holds more of L2 than its window, so late waiters take nothing from the head
-(handed case 176). Payloads arrive in buffers of the driver's; L2 pages are taken only when they land,
+(rule 36). Payloads arrive in buffers of the driver's; L2 pages are taken only when they land,
 so nothing can be overwritten by late bytes. A request whose every page is on its way shares that fetch;
 one that lacks more starts its own (a driver reads a page once for both). What lands is indexed under the
 fetch's own tokens, whoever waits for it by then. A fetch nobody waits for any more is cancelled; what

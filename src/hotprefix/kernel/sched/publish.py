@@ -1,6 +1,6 @@
 """When computed pages become visible. Owns: the rules that publication and flight give together.
 
-Rules (terms.md, *publication* and *flight*): single flight needs what it hands over to be visible, so
+Rules (docs/terms.md and *flight*): single flight needs what it hands over to be visible, so
 `exact-prefill` publishes the prompt when its prefill is done, and `coalesced` publishes prompt pages
 after every step, whatever the publication setting; that setting then governs generated pages only.
 """

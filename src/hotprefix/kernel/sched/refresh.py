@@ -1,6 +1,6 @@
 """What waiting requests will need soon. Owns: the refresh arms `off`, `window`, `queue_informed`.
 
-Rules (terms.md, *waiting-prefix refresh*; seed: hot prefixes, section 2): recency only. A pass pins
+Rules (rule 31): recency only. A pass pins
 nothing, loads nothing, looks nothing up outside and changes no request's stored match beyond the memo
 that any lookup keeps. `window` touches the prefixes of the first W waiting requests in reverse, so
 that the head's ends most recent; it applies where recency decides eviction and the order is blind to

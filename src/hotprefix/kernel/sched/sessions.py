@@ -1,6 +1,6 @@
 """Pages a session keeps between its requests. Owns: the holds, their bound and their time limit.
 
-Rules (issue 3, *Admission*): a hold is a pin on an ended request's prefix, at most `limit` pages in all
+Rules: a hold is a pin on an ended request's prefix, at most `limit` pages in all
 (a shared prefix counts for each hold), at most until its time is up, one per session. In layer groups it
 holds the prefix's last window. Holds give way where nothing else can run: they are a preference, never a
 reason for a stall.

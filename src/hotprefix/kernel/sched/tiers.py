@@ -1,6 +1,6 @@
 """What the tiers below L1 mean for a request. Owns: when its pages are copied down, and when copied back.
 
-Rules (kernel.md, *Tiers*): `through` copies what is published, `selective` what is used a second time, `back`
+Rules: `through` copies what is published, `selective` what is used a second time, `back`
 what L1 is about to lose. An admission restores what L1 lacks where that is predicted to be quicker than
 computing it, by presence alone never. Which copies a plan carries is `cache/host.py`'s, what is fetched from
 L3 is `prefetch.py`'s. Each restored page is remembered with its step, so that whoever takes it in that step

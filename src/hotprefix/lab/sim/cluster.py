@@ -1,6 +1,6 @@
 """N instances on one virtual clock. Owns: `Clock`, the event heap, and `Router`, where a request goes.
 
-Rules (lab.md, *Simulator*): events in order of (time, priority, sequence), nothing else decides, so a seed
+Rules: events in order of (time, priority, sequence), nothing else decides, so a seed
 gives one run. What arrives at a moment is there before a step that begins at that moment is planned.
 """
 

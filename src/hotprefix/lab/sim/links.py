@@ -1,6 +1,6 @@
 """What moves between tiers and how long it takes. Owns: `Wire`, one direction of one link, and `Wires`.
 
-Rules (terms.md): bytes count per physical link, in the direction they move. A wire carries one transfer at a
+Rules: bytes count per physical link, in the direction they move. A wire carries one transfer at a
 time, in order; one that comes while it is busy waits (`free_at`). None fails.
 """
 

@@ -1,6 +1,6 @@
 """What a replay measures. Owns: the columns of the request table and of the window table.
 
-Rules (terms.md): times are seconds of the virtual clock, tokens are prompt tokens unless named otherwise;
+Rules: times are seconds of the virtual clock, tokens are prompt tokens unless named otherwise;
 what did not happen is null, never 0. Unfinished requests have a row too, as far as they
 came. For each request whose prefill is done
     cached_l1 + cached_l2 + cached_l3 + computed_tokens - rework_tokens = input_tokens,

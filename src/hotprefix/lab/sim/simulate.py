@@ -1,6 +1,6 @@
 """One replay. Owns: `Replay`, what is held fixed, and `simulate`, which runs it.
 
-Rules (lab.md, *Simulator*): the kernel is the engine's; only time comes from the cost model. Deterministic:
+Rules: the kernel is the engine's; only time comes from the cost model. Deterministic:
 the same replay, trace and seed give the same tables and the same log, byte for byte, in any process.
 """
 

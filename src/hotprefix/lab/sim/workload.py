@@ -1,6 +1,6 @@
 """When requests arrive. Owns: `Workload`: open loop by the clock, closed loop by completion and think time.
 
-Rules (lab.md, *Traces*): open loop replays `arrival_s / speed`. In closed loop a request arrives `think_s`
+Rules: open loop replays `arrival_s / speed`. In closed loop a request arrives `think_s`
 after its parent's completion, so a system that is quicker sees more load; `concurrency` sessions are alive
 at a time (a new one begins when one has ended), or, without it, each begins at its recorded start. The seed
 shuffles the order of sessions, nothing else. A request whose parent was rejected comes all the same.

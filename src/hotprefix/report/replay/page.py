@@ -1,6 +1,6 @@
 """The replay report. Owns: `render`, from an `ExperimentResult` to one self-contained HTML document.
 
-Rules (lab.md, *What a report shows*): the answer first, each claim next to its interval and verdict; then
+Rules: the answer first, each claim next to its interval and verdict; then
 what was held fixed, what happened, for whom and at whose cost; then how far it can be believed and how to
 repeat it. No external assets, no script; readable on a phone and by somebody who missed the meeting.
 """
