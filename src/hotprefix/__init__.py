@@ -2,5 +2,5 @@
 
 from hotprefix.compiled import search_path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __path__ = search_path(__path__)
