@@ -22,7 +22,7 @@ from tests.support.naive_log import NaiveLog
 from tests.support.observed import WatchedDriver, busy_program, program, run
 
 KEY = b"0123456789abcdef0123456789abcdef"
-NOT_TOLD = {"refresh_passes", "refresh_touches", "flushed_pages", "duplicate_pages"}
+NOT_TOLD = {"refresh_passes", "refresh_touches", "duplicate_pages"}
 
 
 class Both(Recorder):

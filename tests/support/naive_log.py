@@ -20,7 +20,8 @@ Row = dict[str, Any]
 class Asked:
     """A request. pages: fingerprints of prompt and answer. hit: (page, publication) of each page that L1 held
     of its prompt on arrival. reached: by position, whether it was had before. target: known tokens at the
-    last admission. asked: record number at which it began to wait for a fetch."""
+    last admission; world: between which flushes that was. asked: record number at which it began to wait for
+    a fetch."""
 
     prompt: int
     pages: list[str]
@@ -31,6 +32,7 @@ class Asked:
     asked: int | None = None
     target: int = 0
     reached: int = 0
+    world: int = 0
     figures: Counter[str] = field(default_factory=Counter)
     ran: bool = False
     reason: str | None = None
@@ -49,9 +51,9 @@ class NaiveLog:
         self.requests: dict[str, Asked] = {}
         self.figures: Counter[str] = Counter()
         self.windows: dict[int, Counter[str]] = {}
-        self._resident: dict[str, tuple[int, int]] = {}
+        self._worlds: list[dict[str, tuple[int, int]]] = [{}]  # a flush begins a new one
         self._planned: dict[str, tuple[int, int]] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[int, str]] = {}
         self._publication = 0
         self._landed: dict[int, int] = {}
         self._restored: dict[str, tuple[int, int]] = {}
@@ -80,9 +82,9 @@ class NaiveLog:
         """What L1 holds of the first so many tokens but one."""
         found = []
         for name in one.pages[: (tokens - 1) // self.page] if self.cache else []:
-            if name not in self._resident:
+            if name not in self._worlds[-1]:
                 break
-            found.append(self._resident[name])
+            found.append(self._worlds[-1][name])
         return found
 
     def _enqueue(self, r: Row, number: int) -> None:
@@ -105,6 +107,7 @@ class NaiveLog:
     def _admit(self, r: Row, number: int) -> None:
         one = self.requests[r["request"]]
         one.admitted.append(r["t"])
+        one.world = len(self._worlds) - 1
         assert r["matched"] == len(self._leading(one, one.target)) * self.page, r
         assert r["matched_at_enqueue"] == one.matched
         assert r["again"] == (len(one.admitted) > 1)
@@ -123,21 +126,31 @@ class NaiveLog:
     # -- pages ------------------------------------------------------------------------------------
 
     def _publish(self, r: Row, number: int) -> None:
-        one, into = self.requests[r["request"]], self._planned if r["planned"] else self._resident
+        one = self.requests[r["request"]]
+        assert one.world == len(self._worlds) - 1, "one that ran when the cache was flushed publishes nothing"
+        into = self._planned if r["planned"] else self._worlds[-1]
         for at, page in enumerate(r["l1"], r["first"]):
             name = one.pages[at]
-            assert name not in self._resident, "a prefix has one page"
+            assert name not in self._worlds[-1], "a prefix has one page"
             assert name not in self._planned
             self._publication += 1
             into[name] = (page, self._publication)
-            self._names[page] = name
+            self._names[page] = (one.world, name)
         if not r["planned"]:
             self.figures["indexed_pages"] += len(r["l1"])
 
     def _evict(self, r: Row, number: int) -> None:
         for page in r["l1"]:
-            assert self._resident.pop(self._names.pop(page))[0] == page
+            world, name = self._names.pop(page)
+            assert self._worlds[world].pop(name)[0] == page
         self.figures["evicted_pages"] += len(r["l1"])
+
+    def _flush(self, r: Row, number: int) -> None:
+        """What is left belongs to requests that run now."""
+        left = sum(len(world) for world in self._worlds)
+        assert left + len(self._planned) == r["protected"]
+        self._worlds.append({})
+        self.figures["flushed_pages"] += r["freed"]
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -166,7 +179,7 @@ class NaiveLog:
         """A token comes from the cache."""
         at = position // self.page
         name = one.pages[at]
-        page = self._resident.get(name) or self._planned.get(name)
+        page = self._worlds[one.world].get(name) or self._planned.get(name)
         assert page is not None, "what is taken is there"
         assert same == (at < len(one.hit) and one.hit[at] == page), (position, one.hit, page)
         begun, fetch = self._restored.get(name, (-1, 0))
@@ -207,7 +220,8 @@ class NaiveLog:
         self.figures["steps"] += 1
         if r["ok"]:
             self.figures["decoded"] += r["decode_tokens"]
-            self._resident |= self._planned
+            for name, page in self._planned.items():
+                self._worlds[self._names[page[0]][0]][name] = page
             self.figures["indexed_pages"] += len(self._planned)
         else:
             self.figures["failed_steps"] += 1

@@ -179,6 +179,15 @@ class Evicted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Flushed(Event):
+    """From now on no request that is admitted finds what was published before, nor what those that run
+    publish. freed, protected: L1 pages dropped, and kept until the requests that read them end."""
+
+    freed: int
+    protected: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stalled(Event):
     stall: Stall
 

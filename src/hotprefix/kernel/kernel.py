@@ -218,7 +218,9 @@ class Kernel:
         host = self._s.host.tier if self._s.host is not None else None
         host_freed = host.flush() if host is not None else 0
         host_protected = host.occupancy().protected if host is not None else 0
-        return FlushReport(freed, self._s.l1.occupancy().protected, host_freed, host_protected)
+        protected = self._s.l1.occupancy().protected
+        self._emit(ev.Flushed(now, freed, protected))
+        return FlushReport(freed, protected, host_freed, host_protected)
 
     @property
     def has_work(self) -> bool:

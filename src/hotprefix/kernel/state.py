@@ -149,11 +149,12 @@ class State:
         self.awake.append(seq)
         resident = (match.pages - match.planned) * self.config.page_size if match else 0
         seq.held = None
+        restored = 0
         if self.tiers is not None:
             restored = self.tiers.admitted(seq, resident // self.config.page_size, self.step)
-            if restored:
-                self._note_restore(seq, restored, self.tiers)
         self._note_admission(seq, resident)
+        if restored and self.tiers is not None:
+            self._note_restore(seq, restored, self.tiers)
 
     def take_over(self, seq: Sequence, match: Match) -> None:
         """Use the tree's pages up to the end of a match instead of computing them, and note where each comes

@@ -232,6 +232,16 @@ class Evict(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Flush(Record):
+    """No request that is admitted later finds what was published before, nor what requests that run now
+    publish. freed, protected: L1 pages dropped (an evict tells which), and kept until those requests end."""
+
+    k: Literal["flush"] = "flush"
+    freed: int
+    protected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stall(Record):
     k: Literal["stall"] = "stall"
     request: str
@@ -267,7 +277,7 @@ class Dropped(Record):
 
 KINDS: tuple[type[Record], ...] = (
     Header, Enqueue, RequestInfo, Admit, FetchStart, FetchJoin, FetchDone, RestoreStart, RestoreDone,
-    PrefillStart, Prefill, PrefillDone, FirstToken, End, Reject, Retract, Publish, Evict, Stall, Step,
+    PrefillStart, Prefill, PrefillDone, FirstToken, End, Reject, Retract, Publish, Evict, Flush, Stall, Step,
     Dropped,
 )  # fmt: skip
 
@@ -339,6 +349,7 @@ OF_EVENT: dict[type[ev.Event], Callable[[Any], Record]] = {
     ev.Retracted: _same(Retract),
     ev.Published: _publish,
     ev.Evicted: lambda event: Evict(t=event.now, l1=list(event.pages)),
+    ev.Flushed: _same(Flush),
     ev.Stalled: _stall,
     ev.Stepped: _same(Step),
 }
