@@ -22,6 +22,7 @@ from hotprefix.commands import trace
 from hotprefix.commands.calibrate import calibrate
 from hotprefix.commands.compile import compile_
 from hotprefix.commands.replay import replay
+from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError, HotprefixError, InputError
 from hotprefix.kernel.config import Eviction, Flight, Order, Prefetch, Publication, Refresh, Write
 
@@ -112,6 +113,16 @@ def serve(
     otel: Annotated[
         str | None, typer.Option(help="Send a span for each request to the OTLP/HTTP collector at this URL.")
     ] = None,
+    slo_ttft: Annotated[
+        float | None, typer.Option(help="Objective: seconds to the first token (docs/metrics.md, goodput).")
+    ] = None,
+    slo_tpot: Annotated[
+        float | None, typer.Option(help="Objective: seconds per output token after the first.")
+    ] = None,
+    slo_completion: Annotated[float | None, typer.Option(help="Objective: seconds to the end.")] = None,
+    slo_timeout: Annotated[
+        float | None, typer.Option(help="Seconds without a first token that count as a time-out.")
+    ] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
     isolate_keys: Annotated[bool, typer.Option(help="Keys do not share cached prefixes.")] = False,
     drain_seconds: Annotated[float, typer.Option(help="How long SIGTERM lets open requests run.")] = 30.0,
@@ -168,6 +179,7 @@ def serve(
         events=str(events) if events else None, kv_events=kv_events, kv_events_replay=kv_events_replay,
         events_key_file=str(events_key_file) if events_key_file else None, kv_events_form=kv_events_form,
         kv_events_topic=kv_events_topic, kv_events_tokens=kv_events_tokens, otel=otel,
+        slo=_slo(ttft_s=slo_ttft, tpot_s=slo_tpot, completion_s=slo_completion, timeout_s=slo_timeout),
     )  # fmt: skip
     server = ServerConfig(
         host=host,
@@ -249,6 +261,11 @@ app.add_typer(trace.app, name="trace")
 def _refresh(wanted: Refresh) -> Refresh:
     """The off switch for operators, read here and once."""
     return Refresh.OFF if os.environ.get("HOTPREFIX_WAITING_REFRESH") == "0" else wanted
+
+
+def _slo(**seconds: float | None) -> Slo | None:
+    """Objectives, None where none was given. Raises ConfigError, which names the option."""
+    return Slo(**seconds) if any(value is not None for value in seconds.values()) else None
 
 
 def _need_engine() -> None:

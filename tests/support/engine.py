@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hotprefix.definitions import Slo
 from hotprefix.engine.executor import Sampled, StepResult, Unsampled
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import Delta, EngineInfo
@@ -73,7 +74,11 @@ class Clock:
 
 
 def fake_loop(
-    eos: Sequence[int] = (), max_model_len: int = 200, observer: Observer | None = None, **config: object
+    eos: Sequence[int] = (),
+    max_model_len: int = 200,
+    observer: Observer | None = None,
+    slo: Slo | None = None,
+    **config: object,
 ) -> tuple[EngineLoop, FakeEngineExecutor, Clock]:
     kernel = replace(KernelConfig(total_pages=64, page_size=4, max_running=16), **config)  # type: ignore[arg-type]
     executor = FakeEngineExecutor(kernel)
@@ -81,7 +86,7 @@ def fake_loop(
     clock = Clock()
     loop = EngineLoop(
         kernel, executor, info, fingerprint="fake", eos_ids=eos, make_text=LetterText, clock=clock,
-        observer=observer,
+        observer=observer, slo=slo,
     )  # fmt: skip
     return loop, executor, clock
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from hotprefix.definitions import Slo
 from hotprefix.lab.experiment.assess import assess
 from hotprefix.lab.experiment.result import (
     Arm,
@@ -15,7 +16,6 @@ from hotprefix.lab.experiment.result import (
     Share,
 )
 from hotprefix.lab.hypothesis import NO_THRASH, THRASH, Hypothesis, Kind, Tolerance
-from hotprefix.lab.metrics import Slo
 from hotprefix.lab.sections import Run
 from hotprefix.lab.sim.rows import WINDOW_COLUMNS
 from tests.support.tables import links, run

@@ -30,16 +30,17 @@ BUILTINS_BANNED = frozenset(
 LAYERS = {
     "errors": set(),
     "userdir": set(),
+    "definitions": {"errors"},
     "compiled": {"userdir"},
     "kernel": {"errors"},
-    "engine": {"errors", "kernel", "userdir"},
-    "records": {"errors", "kernel", "engine"},
-    "server": {"errors", "kernel", "engine", "records"},
-    "lab": {"errors", "kernel", "engine", "records"},
+    "engine": {"errors", "definitions", "kernel", "userdir"},
+    "records": {"errors", "definitions", "kernel", "engine"},
+    "server": {"errors", "definitions", "kernel", "engine", "records"},
+    "lab": {"errors", "definitions", "kernel", "engine", "records"},
     "bench": {"errors", "kernel", "engine", "report"},
-    "report": {"errors", "kernel", "bench", "lab", "records"},
+    "report": {"errors", "definitions", "kernel", "bench", "lab", "records"},
 }
-BELOW = {"kernel", "errors", "compiled", "userdir"}
+BELOW = {"kernel", "errors", "definitions", "compiled", "userdir"}
 
 
 def layer(path: Path) -> str:

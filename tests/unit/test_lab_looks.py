@@ -20,7 +20,7 @@ from hotprefix.lab.experiment.store import RunStore
 from hotprefix.lab.experiment.sweep import Task, Watch, attempt
 from hotprefix.lab.hypothesis import Hypothesis, Kind, Tolerance
 from hotprefix.lab.interval import Paired, difference
-from hotprefix.lab.metrics import Slo
+from hotprefix.definitions import Slo
 from hotprefix.lab.power import MOST, sections_of, seeds_to_decide
 from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Outcome, decide

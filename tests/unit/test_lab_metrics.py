@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 
+from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError
 from hotprefix.lab.buckets import buckets
 from hotprefix.lab.figures import Floats, percentiles
 from hotprefix.lab.metric_names import GROUPS, METRICS, REQUEST_METRICS, known
-from hotprefix.lab.metrics import Slo, beyond_horizon, metrics
+from hotprefix.lab.metrics import beyond_horizon, metrics
 from hotprefix.lab.sections import Run
 from tests.support.tables import UNSERVED, links, request, requests, window, windows
 

@@ -16,7 +16,7 @@ from hotprefix.lab.experiment.load import load, shipped
 from hotprefix.lab.experiment.plan import plan
 from hotprefix.lab.hypothesis import Hypothesis, Kind, Tolerance
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.lab.metrics import Slo
+from hotprefix.definitions import Slo
 from hotprefix.lab.sections import Run, figures
 from hotprefix.lab.verdict import Outcome, State, Verdict
 from tests.support.replays import price

@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from hotprefix.definitions import Slo
 from hotprefix.errors import InputError
-from hotprefix.lab.metrics import Slo
 from hotprefix.lab.sections import Run, section_figures
 from hotprefix.lab.stats import SECTIONS, Comparison, compare
 from tests.support.tables import links, request, requests, run, window, windows

@@ -9,10 +9,10 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError
 from hotprefix.lab.experiment.assess import assess
 from hotprefix.lab.hypothesis import NO_THRASH, THRASH, Hypothesis, Kind, Need, Tolerance
-from hotprefix.lab.metrics import Slo
 from hotprefix.lab.sections import Run
 from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Outcome, State, Verdict, decide

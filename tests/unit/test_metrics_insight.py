@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hotprefix.engine.messages import EngineStats, Generate, HotPrefix, Insight, Links, Observed
+from hotprefix.definitions import Slo
+from hotprefix.engine.messages import (
+    EngineStats,
+    Fared,
+    Generate,
+    HotPrefix,
+    Insight,
+    Links,
+    Observed,
+    Outcomes,
+)
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates, Throughput
 from hotprefix.engine.stores.breaker import BreakerState
@@ -24,7 +34,8 @@ from hotprefix.kernel.cache.frames import FrameCount
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.counters import Counters
-from hotprefix.kernel.plan import Finish
+from hotprefix.kernel.plan import Finish, Head, Hindrance, Queue
+from hotprefix.kernel.sched.estimates import Prediction, Predictions
 from hotprefix.kernel.sched.prefetch import PrefetchCounters
 from hotprefix.server.metrics import Metrics
 from tests.support.engine import drain, fake_loop
@@ -54,6 +65,10 @@ def numbered(start: int = 10_001) -> tuple[Insight, Iterator[int]]:
         links=filled(Links), groups=(filled(FrameCount), filled(FrameCount)),
         observed=filled(Observed, failed=None, sink_failed="ValueError: x"),
         hottest=(HotPrefix("aa", -1, 0, 16, 2),),
+        queue=filled(Queue, head=filled(Head, request="r1", hindrance=Hindrance.PAGES)),
+        predictions=filled(Predictions, restore=filled(Prediction), prefill=filled(Prediction),
+                           fetch=filled(Prediction)),
+        fared=Fared(filled(Slo), {heat: filled(Outcomes) for heat in ("hot", "cold")}),
     ), n  # fmt: skip
 
 
@@ -92,6 +107,8 @@ def test_case_174_every_inner_number_is_a_metric() -> None:
     assert got["hotprefix_observation_failed"] == 1
     assert got["hotprefix_store_breaker{link=storage_to_host,state=open}"] == 1
     assert got["hotprefix_store_breaker{link=storage_to_host,state=closed}"] == 0
+    assert got["hotprefix_queue_head_hindrance{reason=pages}"] == 1
+    assert got["hotprefix_queue_head_hindrance{reason=rows}"] == 0
     assert got["hotprefix_cached_tps{window_s=30}"] == insight.throughput[0].cached_tps
     assert got["hotprefix_link_bytes_total{link=host_to_device}"] == insight.links.restored_bytes  # type: ignore[union-attr]
     assert got["hotprefix_link_bytes_total{link=storage_to_host}"] == insight.store.read.bytes  # type: ignore[union-attr]

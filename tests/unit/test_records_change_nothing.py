@@ -32,6 +32,8 @@ class Curious(Recorder):
         self.stats()
         self.hottest(now)
         self.kernel.status(now + 100.0)
+        self.kernel.waiting(now + 100.0)
+        _ = self.kernel.predictions
         _ = self.kernel.counters, self.kernel.tier_counters
 
     def opened(self, kernel, info, fingerprint, now):  # type: ignore[no-untyped-def]

@@ -13,6 +13,8 @@ import pytest
 
 from hotprefix.engine.client import Health
 from hotprefix.errors import EngineDead
+from hotprefix.kernel.plan import Queue
+from hotprefix.kernel.sched.estimates import Predictions
 from hotprefix.server import live
 from tests.support.server import STATS, FakeEngine, client
 from tests.unit.test_metrics_insight import numbered
@@ -103,3 +105,26 @@ async def test_a_busy_engine_gives_old_numbers_with_their_age_and_a_dead_one_non
     assert gone.status_code == 200
     assert (gone.json()["ok"], gone.json()["state"]) == (False, "restarting: it died")
     assert "tiers" not in gone.json()
+
+
+async def test_the_page_is_told_why_the_head_waits_and_how_requests_fared() -> None:
+    insight = numbered()[0]
+    async with client(Counted()) as http:
+        data = (await http.get("/live.json")).json()
+    head = insight.queue.head
+    assert head is not None
+    assert data["queue"]["oldest_s"] == insight.queue.oldest
+    assert data["queue"]["head"]["why"] == "it does not fit into L1"
+    assert {
+        k: data["queue"]["head"][k] for k in ("need", "shared", "owed", "free", "evictable", "protected")
+    } == {k: getattr(head, k) for k in ("need", "shared", "owed", "free", "evictable", "protected")}
+    assert data["time"] == {"refresh_s": insight.refresh_s, "prefill_busy_s": insight.prefill_busy_s}
+    assert insight.fared is not None
+    assert data["goodput"] == {
+        heat: dataclasses.asdict(found) for heat, found in insight.fared.groups.items()
+    }
+    assert insight.predictions is not None
+    assert data["predictions"]["restore"]["predicted_s"] == insight.predictions.restore.predicted_s
+    assert live._goodput(None) is None
+    assert live._queue(Queue(None, None)) == {"oldest_s": None, "head": None}
+    assert live._predictions(Predictions()) == {}, "what was not measured is left out"

@@ -13,10 +13,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Refresh, TierConfig, Write
 from hotprefix.lab.cost.model import Link, Links
-from hotprefix.lab.metrics import Slo, metrics
+from hotprefix.lab.metrics import metrics
 from hotprefix.lab.sim.cluster import Route
 from hotprefix.lab.sim.prompts import PromptMaker
 from hotprefix.lab.sim.simulate import Tables

@@ -84,6 +84,7 @@ def build_engine(
         storage=storage,
         observer=observer,
         prepare=lambda params: compiler.pending(params.structured),
+        slo=config.slo,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
+from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import (
     Eviction,
@@ -39,8 +40,9 @@ class EngineConfig:
     threads: CPU threads (None = all). events: path of an event log, events_key_file: of its fingerprints'
     key (None = random); kv_events, kv_events_replay: addresses for KV events, kv_events_form: maps |
     arrays, kv_events_topic: their first frame, kv_events_tokens: send token ids with them; otel: URL of
-    a collector for spans (docs/records.md). Policies (publication, flight, order, eviction, refresh, write,
-    prefetch) are members of their enums or the names of these as texts. Raises ConfigError."""
+    a collector for spans (docs/records.md). slo: objectives that requests are held against; None = they are
+    not. Policies (publication, flight, order, eviction, refresh, write, prefetch) are members of their enums
+    or the names of these as texts. Raises ConfigError."""
 
     model: str = "default"
     dtype: str = "auto"
@@ -80,6 +82,7 @@ class EngineConfig:
     kv_events_topic: str = ""
     kv_events_tokens: bool = False
     otel: str | None = None
+    slo: Slo | None = None
 
     def __post_init__(self) -> None:
         for name, kind in POLICIES.items():

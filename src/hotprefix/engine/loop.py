@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+from hotprefix.definitions import Slo
 from hotprefix.engine.executor import Executor, StepResult, Unsampled
+from hotprefix.engine.goodput import Goodput
 from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.live import Live, OutputText, output_limit
 from hotprefix.engine.messages import (
@@ -48,10 +50,10 @@ Prepare = Callable[[SamplingParams], Callable[[], None] | None]
 class _Spent:
     """Seconds since the start, by what they were spent on."""
 
-    __slots__ = ("commit_s", "execute_s", "plan_s")
+    __slots__ = ("commit_s", "execute_s", "plan_s", "prefill_busy_s", "refresh_s")
 
     def __init__(self) -> None:
-        self.plan_s = self.execute_s = self.commit_s = 0.0
+        self.plan_s = self.execute_s = self.commit_s = self.refresh_s = self.prefill_busy_s = 0.0
 
 
 class EngineLoop:
@@ -72,9 +74,11 @@ class EngineLoop:
         storage: Storage | None = None,
         observer: Observer | None = None,
         prepare: Prepare = lambda params: None,
+        slo: Slo | None = None,
     ) -> None:
         """prepare: see the method. sink, observer: who is told of events; the observer's sink is taken where
-        it wants one. Raises what the observer raises when it is opened."""
+        it wants one. slo: objectives that requests are held against, None = they are not. Raises what the
+        observer raises when it is opened."""
         self.info = info
         if observer is not None and observer.wants_events:
             sink = observer.event
@@ -92,6 +96,7 @@ class EngineLoop:
         self._generated = 0
         self._rates = Rates()
         self._spent = _Spent()
+        self._goodput = Goodput(slo, info.page_size) if slo is not None else None
         if observer is not None:
             observer.opened(self.kernel, info, fingerprint, clock())
         self._watch = Wall(observer)
@@ -123,11 +128,21 @@ class EngineLoop:
             request = self._request(message, max_tokens)
             arrived = now if message.arrived is None else min(message.arrived, now)
             self._watch.tell("submitted", request, arrived, now)
-            self.kernel.submit(request, now)
+            self._submit(request, arrived, now)
         except Exception:
             self._executor.finish(message.id)
             raise
         self._live[message.id] = live
+
+    def _submit(self, request: Request, arrived: float, now: float) -> None:
+        if self._goodput is None:
+            return self.kernel.submit(request, now)
+        self._goodput.asked(request, arrived)
+        try:
+            self.kernel.submit(request, now)
+        except Exception:
+            self._goodput.refused(request.id)
+            raise
 
     def _request(self, message: Generate, max_tokens: int) -> Request:
         wants_prompt_logits = message.params.prompt_logprobs is not None
@@ -206,7 +221,11 @@ class EngineLoop:
         if self._storage is not None and self._host is not None:
             self._storage.land(self.kernel, self._host, self._clock())
         now = self._clock()
-        plan = self.kernel.plan(now)
+        refreshed = self.kernel.refresh(now)
+        begun = self._clock()
+        if refreshed:
+            self._spent.refresh_s += begun - now
+        plan = self.kernel.plan(begun)
         self._spent.plan_s += self._clock() - now
         if self._storage is not None:
             self._storage.begin(plan)
@@ -220,13 +239,17 @@ class EngineLoop:
                 live.admitted = now
 
     def _execute(self, plan: StepPlan) -> StepOutcome:
-        begun = self._clock()
+        begun, copying = self._clock(), 0.0
         try:
             result = self._executor.execute(plan)
+            copying = result.restore_s
         except Exception as error:
             return StepOutcome(ok=False, error=f"{type(error).__name__}: {error}")
         finally:
-            self._spent.execute_s += self._clock() - begun
+            took = self._clock() - begun
+            self._spent.execute_s += took
+            if any(chunk.prefill for chunk in plan.chunks.written):
+                self._spent.prefill_busy_s += max(0.0, took - copying)
         return self._judge(result)
 
     def _judge(self, result: StepResult) -> StepOutcome:
@@ -256,7 +279,10 @@ class EngineLoop:
 
     def _close(self, progress: Progress, finish: Finish, error: str | None) -> Delta:
         self._executor.finish(progress.request)
-        return self._live.pop(progress.request).delta(progress, finish, error)
+        live = self._live.pop(progress.request)
+        if self._goodput is not None:
+            self._goodput.ended(live, finish, progress.said, self._clock())
+        return live.delta(progress, finish, error)
 
     # -- the cache as a whole ---------------------------------------------------------------------
 
@@ -325,6 +351,11 @@ class EngineLoop:
             plan_s=self._spent.plan_s,
             execute_s=self._spent.execute_s,
             commit_s=self._spent.commit_s,
+            refresh_s=self._spent.refresh_s,
+            prefill_busy_s=self._spent.prefill_busy_s,
+            queue=kernel.waiting(now),
+            predictions=kernel.predictions.copy() if kernel.predictions is not None else None,
+            fared=self._goodput.fared() if self._goodput is not None else None,
             observed=replace(self._watch.stats(), sink_failed=kernel.sink_failure),
             hottest=self._watch.hottest(now),
         )

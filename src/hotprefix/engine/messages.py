@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hotprefix.definitions import Slo
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Throughput
@@ -20,8 +21,9 @@ from hotprefix.kernel.cache.frames import FrameCount
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.counters import Counters
-from hotprefix.kernel.plan import Finish
+from hotprefix.kernel.plan import Finish, Queue
 from hotprefix.kernel.request import RequestId
+from hotprefix.kernel.sched.estimates import Predictions
 from hotprefix.kernel.sched.prefetch import PrefetchCounters
 
 
@@ -156,12 +158,38 @@ class Observed:
     sink_failed: str | None = None
 
 
+@dataclass(slots=True)
+class Outcomes:
+    """Requests. good: ended well and met every objective; missed: ended well and did not; failed: ended with
+    an error; aborted: by the client, or at their deadline; refused: by the queue. timeouts: of those that
+    were taken, how many had no first token by then, however they ended; None where there is no such
+    objective."""
+
+    good: int = 0
+    missed: int = 0
+    failed: int = 0
+    aborted: int = 0
+    refused: int = 0
+    timeouts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fared:
+    """A snapshot of the counts by group of definitions.GROUPS, and the objectives they are for."""
+
+    slo: Slo
+    groups: Mapping[str, Outcomes]
+
+
 @dataclass(frozen=True, slots=True)
 class Insight:
-    """What lies behind `EngineStats`. parked: waiting requests that wait for a flight's leader.
-    l2: None without that tier; store and links likewise. groups: frames of each layer group.
-    plan_s/execute_s/commit_s: seconds spent since the start. kernel, host, prefetch: the kernel's own
-    counters. hottest: filled where somebody watches requests; empty without."""
+    """What lies behind `EngineStats`. parked: waiting requests that wait for a flight's leader. l2: None
+    without that tier; store and links likewise. groups: frames of each layer group.
+    plan_s/execute_s/commit_s: seconds spent since the start, of which refresh_s in refreshing waiting
+    prefixes (while planning) and prefill_busy_s in executing steps with prefill tokens (copies from L2 left
+    out). kernel, host, prefetch: the kernel's own counters; predictions: None without L2. queue: what waits
+    now. fared: None where there are no objectives. hottest: filled where somebody watches requests; empty
+    without."""
 
     parked: int
     tree_nodes: int
@@ -178,14 +206,19 @@ class Insight:
     plan_s: float
     execute_s: float
     commit_s: float
+    refresh_s: float
+    prefill_busy_s: float
+    queue: Queue
+    predictions: Predictions | None
+    fared: Fared | None
     observed: Observed
     hottest: tuple[HotPrefix, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges now and counters since the engine's start. Gauges: running, waiting (requests); L1 pages
-    by state, conserved: free + owned + evictable + protected = total. Counters, tokens: prompt, queried and
+    """Gauges now and counters since the engine's start. Gauges: running, waiting (requests); L1 pages by
+    state, conserved: free + owned + evictable + protected = total. Counters, tokens: prompt, queried and
     cached_* count each request once, at its first use in prefill (effective reuse); prompt all of them,
     queried those that looked the cache up; computed counts prompt positions computed, re-computation
     included; generated counts outputs. Counters, events: steps, retractions, evicted_pages. insight:

@@ -20,11 +20,13 @@ from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.cache.watch import TreeWatch
 from hotprefix.kernel.config import Capabilities, KernelConfig
 from hotprefix.kernel.counters import Counters
-from hotprefix.kernel.plan import Finish, Progress, StepOutcome, StepPlan
+from hotprefix.kernel.plan import Finish, Progress, Queue, StepOutcome, StepPlan
 from hotprefix.kernel.request import Request, RequestId
 from hotprefix.kernel.sched.commit import Committer
+from hotprefix.kernel.sched.estimates import Predictions
 from hotprefix.kernel.sched.planner import Planner
 from hotprefix.kernel.sched.prefetch import PrefetchCounters
+from hotprefix.kernel.sched.waiting import QueueReader
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State, progress_of
 from hotprefix.kernel.tokens import TOKEN_BYTES
@@ -69,6 +71,7 @@ class Kernel:
         self._s = State(config, capabilities or Capabilities(), self._emit)
         self._planner = Planner(self._s)
         self._committer = Committer(self._s)
+        self._reader = QueueReader(self._s)
         self._serial = 0
         self._planned = 0
         self._in_flight: StepPlan | None = None
@@ -160,6 +163,16 @@ class Kernel:
 
     # -- steps ------------------------------------------------------------------------------------
 
+    def refresh(self, now: float) -> bool:
+        """The first part of the planning pass that the next `plan` completes, for a driver that wants to
+        know how long it takes: recency and holds are brought up to date. `plan` does it where it was not
+        called. True where waiting prefixes were refreshed. Raises ProtocolError while a step is in flight,
+        or when called twice for one plan."""
+        self._tick(now)
+        if self._in_flight is not None or self._planner.begun:
+            raise ProtocolError("refresh belongs before a plan, once, while no step is in flight")
+        return self._planner.begin()
+
     def plan(self, now: float) -> StepPlan:
         """The next step. An `empty` plan is not committed; its fetches and cancels count all the same."""
         self._tick(now)
@@ -242,6 +255,11 @@ class Kernel:
         )
 
     @property
+    def predictions(self) -> Predictions | None:
+        """Restore or recompute, predicted and seen; None without an L2."""
+        return self._s.tiers.estimates.seen if self._s.tiers is not None else None
+
+    @property
     def counters(self) -> Counters:
         return self._s.counters
 
@@ -268,6 +286,11 @@ class Kernel:
             s.prefetch.in_flight if s.prefetch is not None else 0,
             tuple(group.count(back.frames.get(group, 0)) for group in s.l1.groups),
         )  # fmt: skip
+
+    def waiting(self, now: float) -> Queue:
+        """How old the oldest waiting request is, and why the head of the queue does not start. Changes
+        nothing; computed when asked for."""
+        return self._reader.read(now)
 
     def check(self) -> None:
         """Verify conservation page by page, and that nothing is remembered of ended requests. Raises

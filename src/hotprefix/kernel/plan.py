@@ -126,6 +126,50 @@ class Stall:
     capacity: int
 
 
+class Hindrance(StrEnum):
+    """Why the head of the queue does not start. retry: the requests of a failed step run alone first. rows:
+    the running batch is full. storage: it waits for its pages from L3. step: it waits for pages that the
+    step in flight computes. pages, frames: it does not fit. budget: it fits, and starts as soon as a step
+    has tokens left for it."""
+
+    RETRY = "retry"
+    ROWS = "rows"
+    STORAGE = "storage"
+    STEP = "step"
+    PAGES = "pages"
+    FRAMES = "frames"
+    BUDGET = "budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The waiting request that is tried first, and why it does not start though others may; pages. It fits if
+    need - shared + owed <= free + evictable. need: what it will hold at the end of its reserved outputs.
+    shared: the part of that which others protect already. owed: what running requests lack of theirs.
+    waited: seconds since it arrived."""
+
+    request: RequestId
+    hindrance: Hindrance
+    waited: float
+    need: int
+    shared: int
+    owed: int
+    free: int
+    evictable: int
+    protected: int
+    owned: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The waiting requests at a moment. oldest: seconds since the arrival of the first of those that were
+    never admitted; head: the one that is tried first; both None where there is none."""
+
+    oldest: float | None
+    head: Head | None
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
     """Copy one page's KV of every layer between L1 and L2 (which way: by the field it stands in)."""

@@ -15,7 +15,7 @@ from typing import Final
 from hotprefix.kernel.config import KernelConfig, Refresh
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.metric_names import GROUPS, METRICS
-from hotprefix.lab.metrics import Slo
+from hotprefix.definitions import Slo
 
 Models = Mapping[str, Mapping[str, str]]
 """Part of the model -> what figures of it are true for (setting: value). A part that is absent is not

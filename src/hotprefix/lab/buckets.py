@@ -1,26 +1,23 @@
 """For whom a policy helps. Owns: one replay's requests in buckets, by heat, queue depth, length, instance.
 
-Rules: edges are fixed powers, equal in every experiment, so that reports can be laid side by side; a bucket
-without requests has no row. Every request is in one bucket of each kind (by instance: if it reached one).
+Rules: edges are fixed powers (`definitions.EDGES`), equal in every experiment and in `inspect`, so that
+reports can be laid side by side; a bucket without requests has no row. Every request is in one bucket of
+each kind (by instance: if it reached one).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import polars as pl
 
-from hotprefix.lab.metrics import Rows, Slo, last_moment, offered_span, only, request_metrics, request_rows
+from hotprefix.definitions import Slo, buckets_of
+from hotprefix.lab.metrics import Rows, last_moment, offered_span, only, request_metrics, request_rows
 from hotprefix.lab.sections import Run
 
-EDGES: Final[dict[str, tuple[str, tuple[int, ...]]]] = {
-    "heat": ("heat", (0, 1, 4, 16, 64, 256)),
-    "queue depth": ("queue_depth", (0, 1, 4, 16, 64, 256)),
-    "prompt tokens": ("input_tokens", (0, 1024, 4096, 16384, 65536, 131072)),
-}
+COLUMNS: Final = {"heat": "heat", "queue depth": "queue_depth", "prompt tokens": "input_tokens"}
 FIGURES: Final = (
     "requests", "queue_wait_mean_s", "enqueue_hit_tokens", "net_l1_hit_loss_share", "retained_share",
     "reuse_share", "computed_per_request", "ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "ttft_p99_s",
@@ -47,16 +44,10 @@ def buckets(run: Run, slo: Slo) -> pl.DataFrame:
 
 def _parts(rows: Rows) -> Iterator[tuple[str, int, str, Rows]]:
     """(kind, order, name, requests) of every bucket that has requests."""
-    for by, (column, edges) in EDGES.items():
-        for order, (low, high) in enumerate(zip(edges, (*edges[1:], None), strict=True)):
-            inside = (rows[column] >= low) & (rows[column] < (math.inf if high is None else high))
+    for by, column in COLUMNS.items():
+        for order, name, low, high in buckets_of(by):
+            inside = (rows[column] >= low) & (rows[column] < high)
             if inside.any():
-                yield by, order, _name(low, high), only(rows, inside)
+                yield by, order, name, only(rows, inside)
     for instance in np.unique(rows["instance"][~np.isnan(rows["instance"])]):
         yield "instance", int(instance), f"{instance:.0f}", only(rows, rows["instance"] == instance)
-
-
-def _name(low: int, high: int | None) -> str:
-    if high is None:
-        return f"{low:,} and more"
-    return f"{low:,}" if high == low + 1 else f"{low:,} to {high - 1:,}"

@@ -6,22 +6,20 @@ Rules (docs/terms.md):
   ">horizon"; means take an unfinished request's time so far, so they are lower bounds there. Rejected
   requests have no time so far: means leave them out, percentiles and shares do not
   (`Metric.counts_all`; a verdict does not believe a mean of the side that finished fewer).
-- Hot: an endless cache would have reused at least half of the prompt (ideal_tokens >= input_tokens / 2);
-  cold: the rest. The group does not depend on the arm.
+- Hot and cold: `definitions.is_hot`, of what an endless cache would have reused of the prompt (ideal_tokens).
+  The group does not depend on the arm.
 - Goodput divides by the offered span, first to last arrival.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from hotprefix.errors import ConfigError
+from hotprefix.definitions import Slo, is_hot
 from hotprefix.lab.figures import Figures, Floats, columns, mean, most, percentiles, ratio, worst
 from hotprefix.lab.metric_names import METRICS
 from hotprefix.lab.window_metrics import link_metrics, window_metrics
@@ -41,28 +39,6 @@ _COLUMNS: Final[tuple[str | pl.Expr, ...]] = (
 Rows = dict[str, Floats]  # columns of requests; NaN where a thing did not happen; outcomes as 0 and 1
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Objectives, seconds; None = no objective. timeout_s: a request without a first token by then has
-    timed out (it is still served). Raises ConfigError."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    completion_s: float | None = None
-    timeout_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s", "completion_s", "timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"slo.{name}={value!r}: give seconds > 0, or leave it out", param=name)
-
-    @property
-    def limits(self) -> bool:
-        """Whether there is an objective that a request that finished may have missed."""
-        return not (self.ttft_s is None and self.tpot_s is None and self.completion_s is None)
-
-
 def metrics(
     requests: pl.DataFrame,
     windows: pl.DataFrame,
@@ -79,7 +55,7 @@ def metrics(
     rows = request_rows(requests)
     span = offered_span(requests) if span_s is None else span_s
     end = last_moment(requests, windows) if end_s is None else end_s
-    hot = rows["ideal_tokens"] * 2 >= rows["input_tokens"]
+    hot = is_hot(rows["ideal_tokens"], rows["input_tokens"])
     groups = {"hot": only(rows, hot), "cold": only(rows, ~hot)}
     found = request_metrics(rows, slo, span, end)
     for name, part in groups.items():
@@ -134,7 +110,7 @@ def request_metrics(rows: Rows, slo: Slo, span: float | None, end: float) -> Fig
 
 def _outcomes(rows: Rows, slo: Slo, span: float | None, end: float) -> Figures:
     good, n = float(good_requests(rows, slo).sum()), len(rows["arrival_s"])
-    late = None if slo.timeout_s is None else float(_timed_out(rows, slo.timeout_s, end).sum())
+    late = None if slo.timeout_s is None else float(_timed_out(rows, slo, end).sum())
     outcomes = {name: float(rows[name].sum()) for name in ("finished", "unfinished", "rejected")}
     return {
         "requests": n,
@@ -151,15 +127,9 @@ def _outcomes(rows: Rows, slo: Slo, span: float | None, end: float) -> Figures:
 
 def good_requests(rows: Rows, slo: Slo) -> NDArray[np.bool_]:
     """Which requests finished within every objective; unfinished and rejected requests did not."""
-    good: NDArray[np.bool_] = rows["finished"] > 0
-    limits = (
-        (rows["first_token_s"] - rows["arrival_s"], slo.ttft_s),
-        (np.nan_to_num(_tpot(rows)), slo.tpot_s),
-        (rows["finish_s"] - rows["arrival_s"], slo.completion_s),
-    )
-    for value, limit in limits:
-        if limit is not None:
-            good = good & (value <= limit)
+    arrival = rows["arrival_s"]
+    met = slo.met(rows["first_token_s"] - arrival, np.nan_to_num(_tpot(rows)), rows["finish_s"] - arrival)
+    good: NDArray[np.bool_] = (rows["finished"] > 0) & met
     return good
 
 
@@ -169,9 +139,9 @@ def _tpot(rows: Rows) -> Floats:
     return (rows["finish_s"] - rows["first_token_s"]) / np.where(later > 0, later, np.nan)
 
 
-def _timed_out(rows: Rows, timeout_s: float, end: float) -> NDArray[np.bool_]:
+def _timed_out(rows: Rows, slo: Slo, end: float) -> NDArray[np.bool_]:
     until = np.where(np.isnan(rows["first_token_s"]), end, rows["first_token_s"])
-    late: NDArray[np.bool_] = (rows["rejected"] == 0) & (until - rows["arrival_s"] > timeout_s)
+    late: NDArray[np.bool_] = (rows["rejected"] == 0) & slo.timed_out(until - rows["arrival_s"])
     return late
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from hotprefix.definitions import Slo
 from hotprefix.lab.basis import Models, absent, empty_group
 from hotprefix.lab.figures import Figures
 from hotprefix.lab.metric_names import GROUPS, METRICS
-from hotprefix.lab.metrics import Slo, last_moment, metrics, offered_span
+from hotprefix.lab.metrics import last_moment, metrics, offered_span
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ from typing import Final, Literal
 
 import numpy as np
 
+from hotprefix.definitions import Slo
 from hotprefix.errors import InputError
 from hotprefix.lab.basis import not_measured
 from hotprefix.lab.interval import Interval, Paired, difference, fewest, ratio
 from hotprefix.lab.metric_names import METRICS, Metric
-from hotprefix.lab.metrics import Slo, beyond_horizon
+from hotprefix.lab.metrics import beyond_horizon
 from hotprefix.lab.sections import Pair, Run, figures, section_figures
 
 SECTIONS: Final = 8

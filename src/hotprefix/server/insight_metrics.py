@@ -13,10 +13,12 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hotprefix.engine.messages import Insight
+from hotprefix.engine.messages import Fared, Insight
 from hotprefix.engine.stores.breaker import BreakerState
 from hotprefix.engine.stores.counters import LinkStats, StoreStats
 from hotprefix.kernel.cache.tier import Occupancy
+from hotprefix.kernel.plan import Hindrance, Queue
+from hotprefix.kernel.sched.estimates import Predictions
 
 STATES = ("free", "owned", "evictable", "protected", "total")
 TEXTS = {
@@ -89,6 +91,11 @@ def insight_metrics(insight: Insight) -> Iterator[Metric]:
     yield from _gauges(insight)
     for group in ("kernel", "host", "prefetch"):
         yield from _counters(group, getattr(insight, group))
+    yield from _queue(insight.queue)
+    if insight.fared is not None:
+        yield from _goodput(insight.fared)
+    if insight.predictions is not None:
+        yield from _predictions(insight.predictions)
     yield from _frames(insight)
     yield from _time(insight)
     yield from _links(insight)
@@ -100,6 +107,87 @@ def insight_metrics(insight: Insight) -> Iterator[Metric]:
 def tier_pages(insight: Insight | None) -> Mapping[str, Occupancy]:
     """Tiers beside L1, by label."""
     return {} if insight is None or insight.l2 is None else {"host": insight.l2}
+
+
+def _queue(queue: Queue) -> Iterator[Metric]:
+    """Absent while nothing waits: an age of 0 would be one that was measured."""
+    if queue.oldest is not None:
+        yield GaugeMetricFamily(
+            "hotprefix_oldest_wait_seconds",
+            "Age of the request that waits longest for its first admission.",
+            value=queue.oldest,
+        )
+    head = queue.head
+    if head is None:
+        return
+    why = GaugeMetricFamily(
+        "hotprefix_queue_head_hindrance", "1 for why the head of the queue does not start.", labels=["reason"]
+    )
+    for reason in Hindrance:
+        why.add_metric([reason.value], float(head.hindrance is reason))
+    pages = GaugeMetricFamily(
+        "hotprefix_queue_head_pages",
+        "What the head of the queue needs, against L1's pages.",
+        labels=["pages"],
+    )
+    for name in ("need", "shared", "owed", "free", "evictable", "protected", "owned", "capacity"):
+        pages.add_metric([name], getattr(head, name))
+    waited = GaugeMetricFamily(
+        "hotprefix_queue_head_seconds", "Age of the head of the queue.", value=head.waited
+    )
+    yield from (why, pages, waited)
+
+
+def _goodput(fared: Fared) -> Iterator[Metric]:
+    """Only of objectives that were given."""
+    objectives = GaugeMetricFamily(
+        "hotprefix_slo_seconds", "The objectives that requests are held against.", labels=["objective"]
+    )
+    for field in dataclasses.fields(fared.slo):
+        limit = getattr(fared.slo, field.name)
+        if limit is not None:
+            objectives.add_metric([field.name.removesuffix("_s")], limit)
+    ended = CounterMetricFamily(
+        "hotprefix_slo_requests", "Requests that ended or were refused, by heat; good: goodput.",
+        labels=["heat", "outcome"],
+    )  # fmt: skip
+    late = CounterMetricFamily(
+        "hotprefix_slo_timeouts",
+        "Requests without a first token within the time-out, by heat.",
+        labels=["heat"],
+    )
+    for heat, outcomes in fared.groups.items():
+        for outcome in ("good", "missed", "failed", "aborted", "refused"):
+            ended.add_metric([heat, outcome], getattr(outcomes, outcome))
+        if outcomes.timeouts is not None:
+            late.add_metric([heat], outcomes.timeouts)
+    yield from (objectives, ended)
+    if fared.slo.timeout_s is not None:
+        yield late
+
+
+def _predictions(seen: Predictions) -> Iterator[Metric]:
+    families = [
+        CounterMetricFamily(f"hotprefix_prediction{name}", text, labels=["of"])
+        for name, text in (
+            ("s", "Times that a duration was both predicted and observed."),
+            ("_predicted_seconds", "Sum of what was predicted; less the observed: the bias."),
+            ("_observed_seconds", "Sum of what was observed."),
+            ("_error_seconds", "Sum of the differences, whatever their sign."),
+        )
+    ]
+    for of in ("restore", "prefill", "fetch"):
+        one = getattr(seen, of)
+        values = (one.times, one.predicted_s, one.observed_s, one.error_s)
+        for family, value in zip(families, values, strict=True):
+            family.add_metric([of], value)
+    yield from families
+    for name, text, value in (
+        ("restores_chosen", "Restores begun whose prefill had a prediction.", seen.restored),
+        ("restores_refused", "Restores not chosen: computing is predicted to be quicker.", seen.refused),
+        ("prefill_avoided_seconds", "Prefill that restores are predicted to have avoided.", seen.restored_s),
+    ):
+        yield CounterMetricFamily(f"hotprefix_{name}", text, value=value)
 
 
 def _frames(insight: Insight) -> Iterator[Metric]:
@@ -150,6 +238,11 @@ def _time(insight: Insight) -> Iterator[Metric]:
     for phase in ("plan", "execute", "commit"):
         family.add_metric([phase], getattr(insight, f"{phase}_s"))
     yield family
+    for name, text, value in (
+        ("refresh", "Passes of waiting-prefix refresh; part of planning.", insight.refresh_s),
+        ("prefill_busy", "Executing steps that had prefill tokens.", insight.prefill_busy_s),
+    ):
+        yield CounterMetricFamily(f"hotprefix_{name}_seconds", text, value=value)
 
 
 def _links(insight: Insight) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
 import re
 import time
@@ -21,12 +22,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from hotprefix import __version__
-from hotprefix.engine.messages import EngineStats, Insight
+from hotprefix.engine.messages import EngineStats, Fared, Insight
 from hotprefix.errors import HotprefixError
+from hotprefix.kernel.plan import Hindrance, Queue
+from hotprefix.kernel.sched.estimates import Predictions
 from hotprefix.server.service import Service
 
 FRESH_S = 0.5
 WAIT_S = 1.0
+WHY = {
+    Hindrance.RETRY: "a failed step's requests run alone first",
+    Hindrance.ROWS: "the running batch is full",
+    Hindrance.STORAGE: "its pages are on their way from L3",
+    Hindrance.STEP: "the step in flight computes its pages",
+    Hindrance.PAGES: "it does not fit into L1",
+    Hindrance.FRAMES: "a layer group has no frames for it",
+    Hindrance.BUDGET: "it fits, and starts when a step has tokens left",
+}
 
 
 class Live:
@@ -117,6 +129,10 @@ def _inner(insight: Insight) -> dict[str, Any]:
     count, store = insight.kernel, insight.store
     return {
         "parked": insight.parked,
+        "queue": _queue(insight.queue),
+        "time": {"refresh_s": insight.refresh_s, "prefill_busy_s": insight.prefill_busy_s},
+        "goodput": _goodput(insight.fared),
+        "predictions": _predictions(insight.predictions),
         "rates": [
             {"window_s": r.window_s, "cached": r.cached_tps, "uncached": r.uncached_tps}
             for r in insight.throughput
@@ -143,3 +159,39 @@ def _inner(insight: Insight) -> dict[str, Any]:
         ],
         "observation": insight.observed.failed or insight.observed.sink_failed,
     }  # fmt: skip
+
+
+def _queue(queue: Queue) -> dict[str, Any]:
+    """Seconds and pages; None where nothing waits."""
+    head = queue.head
+    if head is None:
+        return {"oldest_s": queue.oldest, "head": None}
+    pages = {
+        name: getattr(head, name) for name in ("need", "shared", "owed", "free", "evictable", "protected")
+    }
+    return {
+        "oldest_s": queue.oldest,
+        "head": {"why": WHY[head.hindrance], "hindrance": head.hindrance, "waited_s": head.waited, **pages},
+    }
+
+
+def _goodput(fared: Fared | None) -> dict[str, Any] | None:
+    """None where there are no objectives; a time-out without an objective is left out."""
+    if fared is None:
+        return None
+    return {
+        heat: {k: v for k, v in dataclasses.asdict(found).items() if v is not None}
+        for heat, found in fared.groups.items()
+    }
+
+
+def _predictions(seen: Predictions | None) -> dict[str, Any] | None:
+    """Seconds; what was never both predicted and observed is left out."""
+    if seen is None:
+        return None
+    found = {of: getattr(seen, of) for of in ("restore", "prefill", "fetch")}
+    return {
+        of: {"times": p.times, "predicted_s": p.predicted_s, "observed_s": p.observed_s}
+        for of, p in found.items()
+        if p.times
+    }

@@ -65,6 +65,17 @@ class Tables:
         seq.usable = (longest, changes, found)
         return found
 
+    def peek(self, seq: Sequence) -> Match | None:
+        """As `lookup`, and nothing is remembered of it, not even the memo."""
+        match, tree = seq.memo, self._l1.tree
+        key, namespace = seq.target_key, seq.request.namespace
+        if match is None or match.version != match.node.version:
+            match = tree.lookup(namespace, key, seq.reuse_limit // self._page)
+        if match is None or not self._l1.groups:
+            return match
+        pages = self.windows.usable(match)
+        return match if pages == match.pages else tree.lookup(namespace, key, pages)
+
     def further(self, seq: Sequence) -> Match:
         """The longest usable prefix of a running sequence's target, searched from the end of what the
         sequence shares already."""

@@ -28,10 +28,11 @@ class Verdict(Enum):
 
 
 class Admission:
-    """Decides over one state."""
+    """Decides over one state. peek: only reads are wanted; look-ups remember nothing then."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, peek: bool = False) -> None:
         self._s = state
+        self._lookup = state.tables.peek if peek else state.tables.lookup
         self._owed_at = (-1, -1, 0.0)
         self._owed_pages = 0
 
@@ -54,7 +55,7 @@ class Admission:
         request = seq.request
         if order not in CACHE_AWARE or not self._s.config.prefix_cache:
             return Candidate(seq.serial, request.priority, seq.overtaken, 0, seq.length)
-        match = self._s.tables.lookup(seq)
+        match = self._lookup(seq)
         matched = self.cached_tokens(seq)
         path: list[int] = []
         node = match.node if match and order is Order.DFS else None
@@ -68,7 +69,7 @@ class Admission:
 
     def cached_tokens(self, seq: Sequence) -> int:
         """Leading tokens that an admission now would take from the cache."""
-        match = self._s.tables.lookup(seq) if self._s.config.prefix_cache else None
+        match = self._lookup(seq) if self._s.config.prefix_cache else None
         return match.pages * self._s.config.page_size if match else 0
 
     # -- admission --------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ class Admission:
         s = self._s
         if s.waits_for_storage(seq):
             return Verdict.PAUSED
-        match = s.tables.lookup(seq) if s.config.prefix_cache else None
+        match = self._lookup(seq) if s.config.prefix_cache else None
         if match is not None and match.planned and not s.rules.read_planned:
             seq.held = s.step if seq.held is None else seq.held
             return Verdict.PAUSED
@@ -110,7 +111,7 @@ class Admission:
             if not self.fits(seq, match.pages):
                 return Verdict.BLOCKED
             # Pinning may have split the run the match ends in, so look up again.
-            s.admit(seq, s.tables.lookup(seq))
+            s.admit(seq, self._lookup(seq))
             return Verdict.ADMITTED
         finally:
             s.l1.tree.unpin(temporary)
@@ -121,12 +122,13 @@ class Admission:
         s = self._s
         if self.need(seq) - cached_pages + self._owed_by_all(s.reserve.share) > s.l1.vacant:
             return False
-        return not s.l1.groups or self._frames_fit(seq)
+        return not s.l1.groups or self.frames_fit(seq)
 
-    def _frames_fit(self, seq: Sequence) -> bool:
+    def frames_fit(self, seq: Sequence) -> bool:
+        """In each layer group, frames for the sequence's window."""
         # Frames shared with others now may be held apart later: once it came to a retraction, count none.
         s = self._s
-        match = s.tables.lookup(seq) if s.config.prefix_cache and not seq.retractions else None
+        match = self._lookup(seq) if s.config.prefix_cache and not seq.retractions else None
         owed = [(q, _pages(q, 1.0, s.config.page_size)) for q in s.running]
         return s.tables.windows.fit(_pages(seq, 1.0, s.config.page_size), match, owed)
 
@@ -142,7 +144,7 @@ class Admission:
 
     def _would_fit(self, seq: Sequence, share: float) -> bool:
         """`fits`, without layer groups, as if that were the reserve."""
-        need = self.need(seq, share) - self._cached_pages(seq)
+        need = self.need(seq, share) - self.protected_pages(seq)
         return need + self._owed_by_all(share) <= self._s.l1.vacant
 
     def need(self, seq: Sequence, share: float | None = None) -> int:
@@ -150,6 +152,11 @@ class Admission:
         if seq.retractions:
             share = 1.0
         return _pages(seq, self._s.reserve.share if share is None else share, self._s.config.page_size)
+
+    def owed(self) -> int:
+        """Pages that running sequences lack of what an admission leaves room for."""
+        s = self._s
+        return self._owed(s.awake, s.reserve.share) + s.cruise.owed(s.reserve.share)
 
     def _owed_by_all(self, share: float) -> int:
         s = self._s
@@ -191,7 +198,7 @@ class Admission:
         lower = [q for q in s.running if q.request.priority > head.request.priority]
         if not lower or not self._fits_without(head, lower):
             return retracted
-        while lower and not (s.slots and self.fits(head, self._cached_pages(head))):
+        while lower and not (s.slots and self.fits(head, self.protected_pages(head))):
             if s.slots and s.sessions.drop_oldest():
                 continue
             chosen = max(lower, key=lambda q: (q.request.priority, -q.computed, q.serial))
@@ -205,16 +212,16 @@ class Admission:
         s = self._s
         stay = [q for q in s.running if q not in lower]
         held = {page for q in stay for page in q.table}
-        match = s.tables.lookup(head) if s.config.prefix_cache else None
+        match = self._lookup(head) if s.config.prefix_cache else None
         cached = sum(page in held for page in s.l1.tree.pages_of(match)) if match else 0
         if not s.tables.windows.fit_alone(_pages(q, 1.0, s.config.page_size) for q in (head, *stay)):
             return False
         room = s.config.total_pages - len(held)
         return self.need(head) - cached + self._owed(stay, s.reserve.share) <= room
 
-    def _cached_pages(self, seq: Sequence) -> int:
+    def protected_pages(self, seq: Sequence) -> int:
         """Pages of the match that take nothing from what is available: those protected already."""
-        match = self._s.tables.lookup(seq) if self._s.config.prefix_cache else None
+        match = self._lookup(seq) if self._s.config.prefix_cache else None
         if match is None:
             return 0
         node, inside, pages = match.node, match.inside, match.pages

@@ -197,12 +197,12 @@ class Committer:
         price of a prefill token."""
         s = self._s
         if plan.restores:
-            estimates.restore.learn(outcome.restore_s, len(plan.restores))
+            estimates.restored(outcome.restore_s, len(plan.restores))
             if s.emit.wants(ev.RestoreDone):
                 s.emit(ev.RestoreDone(s.now, len(plan.restores), outcome.restore_s))
         prefill, total = _tokens(plan)
         if prefill >= MIN_PREFILL and prefill >= PREFILL_SHARE * total:
-            estimates.compute.learn(s.now - s.planned_at - outcome.restore_s, prefill)
+            estimates.computed(s.now - s.planned_at - outcome.restore_s, prefill)
 
     # -- failure ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Units: seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 WEIGHT = 0.2
 RELAX = 0.005
@@ -35,20 +35,89 @@ class Rate:
         return None if self.seconds is None else self.seconds * units
 
 
+@dataclass(slots=True)
+class Prediction:
+    """What was predicted beside what happened; only of those times for which there are both. times: how many.
+    predicted_s, observed_s: their sums, so that the difference is the bias. error_s: sum of the differences
+    without their signs."""
+
+    times: int = 0
+    predicted_s: float = 0.0
+    observed_s: float = 0.0
+    error_s: float = 0.0
+
+    def add(self, predicted: float | None, observed: float) -> None:
+        if predicted is None:
+            return
+        self.times += 1
+        self.predicted_s += predicted
+        self.observed_s += observed
+        self.error_s += abs(predicted - observed)
+
+
+@dataclass(slots=True)
+class Predictions:
+    """Restore or recompute, predicted and seen; a restore, prefill or fetch that nobody measured is in none
+    of these. restore: a step's copies L2 -> L1. prefill: of steps that are nearly all prefill. fetch: L3 ->
+    L2. restored_s: seconds of prefill that restores which were chosen are predicted to have avoided, which
+    nobody can observe; restored: how many of these there were. refused: restores not chosen, because
+    computing was predicted to be quicker."""
+
+    restore: Prediction = field(default_factory=Prediction)
+    prefill: Prediction = field(default_factory=Prediction)
+    fetch: Prediction = field(default_factory=Prediction)
+    restored: int = 0
+    restored_s: float = 0.0
+    refused: int = 0
+
+    def copy(self) -> Predictions:
+        return replace(
+            self, restore=replace(self.restore), prefill=replace(self.prefill), fetch=replace(self.fetch)
+        )
+
+
 class Estimates:
-    """compute: per prefill token; restore: per page L2 -> L1; fetch: per page L3 -> L2."""
+    """compute: per prefill token; restore: per page L2 -> L1; fetch: per page L3 -> L2. seen: how predictions
+    compare with what happened; nothing is decided by it."""
 
     def __init__(self, compute: float | None, restore: float | None, fetch: float | None) -> None:
         self.compute = Rate(compute)
         self.restore = Rate(restore)
         self.fetch = Rate(fetch)
+        self.seen = Predictions()
+
+    def restored(self, seconds: float, pages: int) -> None:
+        """A step's restores took so long."""
+        if seconds > 0:  # 0: nobody measured
+            self.seen.restore.add(self.restore.predict(pages), seconds)
+        self.restore.learn(seconds, pages)
+
+    def computed(self, seconds: float, tokens: int) -> None:
+        """A step that was nearly all prefill took so long."""
+        if seconds >= 0:
+            self.seen.prefill.add(self.compute.predict(tokens), seconds)
+        self.compute.learn(seconds, tokens)
+
+    def fetched(self, seconds: float, pages: int) -> None:
+        """A fetch of which so many pages came took so long."""
+        if pages > 0 and seconds >= 0:
+            self.seen.fetch.add(self.fetch.predict(pages), seconds)
+        self.fetch.learn(seconds, pages)
 
     def choose_restore(self, pages: int, page_size: int) -> bool:
         """Whether copying pages from L2 beats computing them."""
         if _beats(self.restore.predict(pages), self.compute.predict(pages * page_size)):
             return True
+        self.seen.refused += 1
         self.restore.relax()
         return False
+
+    def begun(self, pages: int, page_size: int) -> None:
+        """A restore that was chosen has begun."""
+        avoided = self.compute.predict(pages * page_size)
+        if avoided is not None:
+            self.seen.restored += 1
+            self.seen.restored_s += avoided
 
     def choose_fetch(self, pages: int, gain: int, page_size: int) -> bool:
         """Whether getting `pages` pages from L3 and copying `gain` of them to L1 beats computing those."""

@@ -25,7 +25,7 @@ NOTHING = Moves()
 
 
 class Planner:
-    """Builds one StepPlan at a time."""
+    """Builds one StepPlan at a time. begun: the first part of a pass has been done, the rest has not."""
 
     def __init__(self, state: State) -> None:
         self._s = state
@@ -36,17 +36,28 @@ class Planner:
         self._admitted: list[AdmissionRecord] = []
         self._retracted: list[RequestId] = []
         self._blocked: list[Sequence] = []
+        self.begun = False
 
-    def plan(self) -> StepPlan:
-        s, draft = self._s, self._draft
+    def begin(self) -> bool:
+        """A planning pass's first part; True where it was a pass of refresh."""
+        s, passes = self._s, self._s.counters.refresh_passes
+        self.begun = True
         s.step += 1
-        draft.begin()
-        self._admitted, self._retracted, self._blocked = [], [], []
         s.reserve.relax()
         s.sessions.expire(s.now)
         s.l1.tree.lapse(s.now)
         s.l1.tree.tidy()
         self._refresh.run()
+        return s.counters.refresh_passes > passes
+
+    def plan(self) -> StepPlan:
+        """The rest of it."""
+        s, draft = self._s, self._draft
+        if not self.begun:
+            self.begin()
+        self.begun = False
+        draft.begin()
+        self._admitted, self._retracted, self._blocked = [], [], []
         if s.prefetch is not None:
             s.prefetch.look_ahead(s.queue)
         while True:

@@ -190,7 +190,7 @@ class Prefetcher:
             raise ProtocolError(f"fetch {fetch} gave {pages} pages, {len(flight.keys)} were asked for")
         flight.done = True
         self._unname(flight)
-        self._estimates.fetch.learn(seconds, pages)
+        self._estimates.fetched(seconds, pages)
         where, flight.pin = self._host.land(flight.namespace, flight.tokens, flight.first, pages, fetch)
         return where
 

@@ -99,6 +99,7 @@ class LowerTiers:
         if not self._tables.grow(seq, last * page):
             host.drop(pin)
             return 0
+        self.estimates.begun(last - first, page)
         targets = seq.table[first:last]
         sources = host.restore(pin, first, targets)
         seq.computed = last * page

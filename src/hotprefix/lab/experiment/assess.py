@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from hotprefix.definitions import Slo
 from hotprefix.lab.buckets import BUCKET_COLUMNS, FIGURES, buckets
 from hotprefix.lab.experiment.looks import Look
 from hotprefix.lab.experiment.result import METRIC_ROWS
 from hotprefix.lab.figures import Figures
 from hotprefix.lab.hypothesis import Hypothesis
-from hotprefix.lab.metrics import Slo
 from hotprefix.lab.power import seeds_to_decide
 from hotprefix.lab.sections import Run, figures
 from hotprefix.lab.sim.rows import WINDOW_COLUMNS

@@ -12,8 +12,8 @@ from typing import Final
 
 import polars as pl
 
+from hotprefix.definitions import Slo
 from hotprefix.lab.experiment.looks import Look
-from hotprefix.lab.metrics import Slo
 from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Verdict
 

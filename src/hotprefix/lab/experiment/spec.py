@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from hotprefix.definitions import Slo
 from hotprefix.lab.experiment.settings import Count, Frozen, Positive, Settings
 from hotprefix.lab.hypothesis import NO_THRASH, THRASH, Hypothesis, Kind, Need, Tolerance
-from hotprefix.lab.metrics import Slo
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length=80)]
 Overrides = dict[str, Any]

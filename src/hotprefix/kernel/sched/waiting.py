@@ -1,0 +1,72 @@
+"""What holds the queue up. Owns: `QueueReader`, which says how old the oldest waiter is and why the head
+waits.
+
+Rules: reads only: no memo, pin, recency or counter moves, so it may be asked at any time, also with a step in
+flight, and costs nothing where it is not asked. It goes by the same functions as admission (admit.py), in the
+order in which the planner tries them.
+"""
+
+from __future__ import annotations
+
+from hotprefix.kernel.config import Order
+from hotprefix.kernel.plan import Head, Hindrance, Queue
+from hotprefix.kernel.sched.admit import Admission
+from hotprefix.kernel.sequence import Phase, Sequence
+from hotprefix.kernel.state import State
+
+WAITING = frozenset({Phase.WAITING, Phase.PARKED})
+
+
+class QueueReader:
+    """Reads one state."""
+
+    def __init__(self, state: State) -> None:
+        self._s = state
+        self._admission = Admission(state, peek=True)
+
+    def read(self, now: float) -> Queue:
+        first = min(
+            (q.arrival for q in self._s.sequences.values() if q.phase in WAITING and not q.retractions),
+            default=None,
+        )
+        return Queue(None if first is None else max(0.0, now - first), self._head(now))
+
+    def _head(self, now: float) -> Head | None:
+        seq = self._first()
+        if seq is None:
+            return None
+        pages, admission = self._s.l1.occupancy(), self._admission
+        return Head(
+            seq.request.id, self._hindrance(seq), max(0.0, now - seq.arrival), admission.need(seq),
+            self._shared(seq), admission.owed(), pages.free, pages.evictable, pages.protected, pages.owned,
+            pages.total,
+        )  # fmt: skip
+
+    def _first(self) -> Sequence | None:
+        """The one that is tried first; of a failed step's requests only if no other waits."""
+        s = self._s
+        if s.config.order is Order.FCFS:
+            tried = next((seq for seq in s.queue if seq.request.id not in s.suspects), None)
+        else:
+            tried = next(iter(self._admission.ordered()), None)
+        return tried or next(iter(s.queue), None)
+
+    def _hindrance(self, seq: Sequence) -> Hindrance:
+        s, admission = self._s, self._admission
+        if s.suspects and next(iter(s.suspects.values())) is not seq:
+            return Hindrance.RETRY
+        if not s.slots:
+            return Hindrance.ROWS
+        if s.waits_for_storage(seq):
+            return Hindrance.STORAGE
+        match = s.tables.peek(seq) if s.config.prefix_cache else None
+        if match is not None and match.planned and not s.rules.read_planned:
+            return Hindrance.STEP
+        if admission.need(seq) - self._shared(seq) + admission.owed() > s.l1.vacant:
+            return Hindrance.PAGES
+        if s.l1.groups and not admission.frames_fit(seq):
+            return Hindrance.FRAMES
+        return Hindrance.BUDGET
+
+    def _shared(self, seq: Sequence) -> int:
+        return self._admission.protected_pages(seq)
