@@ -232,24 +232,29 @@ def inspect(
         Path, typer.Argument(help="Event log (.jsonl or .parquet); its further parts are read too.")
     ],
     out: Annotated[Path | None, typer.Option(help="HTML file to write.")] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="Table to write, a row a request: FILE.csv or FILE.parquet.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on stdout.")] = False,
     skip_bad: Annotated[
         bool, typer.Option(help="Leave out lines that are no records; they are counted.")
     ] = False,
 ) -> None:
-    """Show what an event log says: chains, loss, sources, hot and cold groups.
+    """Show what an event log says: chains, loss, sources, hot and cold groups, buckets.
 
     Example: hotprefix inspect events.jsonl --out events.html
     """
-    if out is None and not json:
-        raise InputError("give --out FILE.html, --json, or both", param="out")
+    if out is None and rows is None and not json:
+        raise InputError("give one or more of --out FILE.html, --rows FILE.csv and --json", param="out")
     from hotprefix.report.inspect import inspect_log, to_json
 
-    found = inspect_log(log, out, skip_bad=skip_bad)
+    found = inspect_log(log, out, rows=rows, skip_bad=skip_bad)
     if json:
         typer.echo(to_json(found))
     if out is not None:
         stderr.print(f"report: {out}")
+    if rows is not None:
+        stderr.print(f"rows: {rows}")
 
 
 app.command()(replay)

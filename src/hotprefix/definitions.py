@@ -83,6 +83,11 @@ def buckets_of(by: str) -> Iterator[tuple[int, str, float, float]]:
         yield order, _name(low, high), low, math.inf if high is None else high
 
 
+def bucket(by: str, value: float) -> str:
+    """Name of the bucket of that kind in which a value lies."""
+    return next(name for _, name, low, high in buckets_of(by) if low <= value < high)
+
+
 def _name(low: int, high: int | None) -> str:
     if high is None:
         return f"{low:,} and more"

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotprefix.definitions import Known, KnownPrefixes, is_hot
 from hotprefix.records import schema as sc
-
-HOT_WINDOW_S = 300.0
 
 
 @dataclass(slots=True)
@@ -25,8 +24,8 @@ class RequestRow:
     device/host/storage: final sources of reuse. computed: prompt positions, of which again_prompt it had had
     before a retraction; positions, recomputed_positions: the same of prompt and outputs. retained, regained,
     restored_host, restored_storage, recomputed: what became of the tokens matched at enqueue; they add up to
-    them once the prompt is done. hot: its first page was asked for in the 300 s before; None where the
-    prompt has no whole page."""
+    them once the prompt is done. hot, heat: see `definitions.is_hot` and `Known`; None where the log lost
+    what was asked for. queue_depth: requests that waited for their first admission when it came."""
 
     run: str
     request: str
@@ -35,6 +34,8 @@ class RequestRow:
     matched_at_enqueue: int
     outcome: str = "open"
     hot: bool | None = None
+    heat: int | None = None
+    queue_depth: int | None = None
     prefix: str | None = None
     queue_s: float | None = None
     requeue_s: float | None = None
@@ -91,6 +92,14 @@ SUMMED = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that is taken or refused next. known: of its prompt."""
+
+    info: sc.RequestInfo
+    known: Known
+
+
 @dataclass(slots=True)
 class _Open:
     """A request that has not ended. waiting_since: None while it runs."""
@@ -132,9 +141,10 @@ class Derivation:
     totals: Totals = field(default_factory=Totals)
     header: sc.Header | None = None
     _open: dict[str, _Open] = field(default_factory=dict)
-    _asked: dict[str, sc.RequestInfo] = field(default_factory=dict)
-    _seen: dict[str, float] = field(default_factory=dict)
+    _asked: dict[str, _Asked] = field(default_factory=dict)
+    _known: KnownPrefixes = field(default_factory=KnownPrefixes)
     _planned: int = 0
+    _waiting: int = 0
     _done: list[RequestRow] = field(default_factory=list)
 
     @property
@@ -159,40 +169,34 @@ class Derivation:
         """Rows of requests whose end the log does not hold."""
         for one in self._open.values():
             yield one.row
-        self._open, self._asked, self._planned = {}, {}, 0
+        self._open, self._asked, self._planned, self._waiting = {}, {}, 0, 0
 
     def _new_run(self, header: sc.Header) -> Iterator[RequestRow]:
         """Another engine process: nothing of the one before goes on."""
         yield from self.finish()
         self.header = header
-        self._seen = {}
+        self._known = KnownPrefixes()
         self.totals.runs += 1
 
     # -- one record -------------------------------------------------------------------------------
 
     def _info(self, r: sc.RequestInfo) -> None:
         """A request comes; it is taken or refused next."""
-        self._asked[r.request] = r
+        self._asked[r.request] = _Asked(r, self._known.ask(r.pages))
 
     def _enqueue(self, r: sc.Enqueue) -> None:
         assert self.header is not None
         asked = self._asked.pop(r.request, None)
-        arrival = r.t if asked is None else asked.arrived
+        arrival = r.t if asked is None else asked.info.arrived
         row = RequestRow(self.header.run, r.request, arrival, r.prompt_tokens, r.matched)
+        row.queue_depth = self._waiting
         self._open[r.request] = _Open(row, arrival)
+        self._waiting += 1
         self.totals.enqueued += 1
-        if asked is not None and asked.pages:
-            self._heat(row, asked.pages[0], r.t)
-
-    def _heat(self, row: RequestRow, first: str, now: float) -> None:
-        row.prefix = first
-        last = self._seen.pop(first, None)
-        row.hot = last is not None and now - last <= HOT_WINDOW_S
-        self._seen[first] = now
-        for name in list(self._seen):  # oldest first
-            if self._seen[name] >= now - HOT_WINDOW_S:
-                break
-            del self._seen[name]
+        if asked is not None:
+            row.prefix = asked.info.pages[0] if asked.info.pages else None
+            row.heat = asked.known.heat
+            row.hot = bool(is_hot(asked.known.pages * self.header.page_size, r.prompt_tokens))
 
     def _admit(self, r: sc.Admit) -> None:
         one = self._open.get(r.request)
@@ -207,6 +211,7 @@ class Derivation:
                 row.requeue_s = (row.requeue_s or 0.0) + waited
         one.waiting_since = None
         if row.matched_at_admission is None:
+            self._waiting -= 1
             row.matched_at_admission = r.matched
             row.hit_loss = row.matched_at_enqueue - r.matched
 
@@ -247,9 +252,11 @@ class Derivation:
             one.row.ttft_s = r.t - one.row.arrival
 
     def _end(self, r: sc.End) -> None:
+        self._known.answered(r.answer or ())
         one = self._open.pop(r.request, None)
         if one is None:
             return
+        self._waiting -= one.row.matched_at_admission is None
         row = one.row
         row.outcome, row.total_s = r.reason, r.t - row.arrival
         row.outputs = r.outputs

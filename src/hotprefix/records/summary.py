@@ -1,18 +1,19 @@
 """One log in figures. Owns: `Summary` and the pass over a log that fills it.
 
 Rules: one pass, bounded memory: exact sums, percentiles by `Sketch` (within 1 %), the slowest requests by a
-heap, hot prefixes by a bounded count (exact where a log has at most PREFIXES first pages). Groups: hot
-requests ask for a first page that was asked for in the 300 s before, cold ones for another, short ones have
-no whole page.
-"""
+heap, hot prefixes by a bounded count (exact where a log has at most PREFIXES first pages). Groups: hot and
+cold by `definitions.is_hot`; a request of which the log lost what was asked for is in neither. Buckets are
+those of replays (`definitions.EDGES`). """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hotprefix.definitions import EDGES, GROUPS, bucket, buckets_of
 from hotprefix.records.derive import Derivation, RequestRow, Totals
 from hotprefix.records.reader import ReadReport, read_log
 from hotprefix.records.schema import Header, Prefill, Step
@@ -75,17 +76,21 @@ class Prefix:
     cached: int = 0
 
 
+def _no_buckets() -> dict[str, dict[str, Group]]:
+    return {by: {name: Group() for _, name, _, _ in buckets_of(by)} for by in EDGES}
+
+
 @dataclass(slots=True)
 class Summary:
-    """windows: by number since Unix time 0, each WINDOW_S long. started, ended: Unix time, seconds."""
+    """buckets: of each kind, by name, in order. windows: by number since Unix time 0, each WINDOW_S long.
+    started, ended: Unix time, seconds."""
 
     header: Header | None = None
     read: ReadReport = field(default_factory=ReadReport)
     totals: Totals = field(default_factory=Totals)
     outcomes: Counter[str] = field(default_factory=Counter)
-    groups: dict[str, Group] = field(
-        default_factory=lambda: {name: Group() for name in ("all", "hot", "cold", "short")}
-    )
+    groups: dict[str, Group] = field(default_factory=lambda: {name: Group() for name in ("all", *GROUPS)})
+    buckets: dict[str, dict[str, Group]] = field(default_factory=_no_buckets)
     windows: dict[int, Window] = field(default_factory=dict)
     prefixes: dict[str, Prefix] = field(default_factory=dict)
     slowest: list[RequestRow] = field(default_factory=list)
@@ -122,8 +127,11 @@ class Summary:
         return heapq.nlargest(most, self.prefixes.items(), key=lambda item: item[1].requests)
 
 
-def summarize(path: Path, *, skip_bad: bool = False) -> Summary:
-    """Read a log and sum it up. Raises InputError, BadLine."""
+def summarize(
+    path: Path, *, skip_bad: bool = False, on_row: Callable[[RequestRow], None] = lambda row: None
+) -> Summary:
+    """Read a log and sum it up. on_row: told of each request that has ended, and at last of the others.
+    Raises InputError, BadLine."""
     found = Summary()
     heap: list[tuple[float, int, RequestRow]] = []
     derivation = Derivation()
@@ -135,6 +143,7 @@ def summarize(path: Path, *, skip_bad: bool = False) -> Summary:
 
     def ended(row: RequestRow) -> None:
         _add(found, row)
+        on_row(row)
         if row.ttft_s is not None:
             heapq.heappush(heap, (row.ttft_s, found.groups["all"].requests, row))
             if len(heap) > SLOWEST:
@@ -163,7 +172,15 @@ def summarize(path: Path, *, skip_bad: bool = False) -> Summary:
 def _add(found: Summary, row: RequestRow) -> None:
     found.outcomes[row.outcome] += 1
     found.groups["all"].add(row)
-    found.groups["short" if row.hot is None else "hot" if row.hot else "cold"].add(row)
+    if row.hot is not None:
+        found.groups["hot" if row.hot else "cold"].add(row)
+    for by, value in (
+        ("heat", row.heat),
+        ("queue depth", row.queue_depth),
+        ("prompt tokens", row.prompt_tokens),
+    ):
+        if value is not None:
+            found.buckets[by][bucket(by, value)].add(row)
     if row.prefix is not None:
         _count_prefix(found.prefixes, row)
 

@@ -15,13 +15,22 @@ from hotprefix.records.parts import parts_of
 from hotprefix.records.sketch import Sketch
 from hotprefix.records.summary import QUANTILES, Group, Summary, summarize
 from hotprefix.report.inspect_page import render
+from hotprefix.report.inspect_rows import RowFile
 
 
-def inspect_log(log: Path, out: Path | None, *, skip_bad: bool = False) -> dict[str, Any]:
-    """Read a log, write its report to `out` (None: no report) and return its figures. Raises InputError."""
-    if out is not None and out.resolve() in {part.resolve() for part in parts_of(log)}:
-        raise InputError(f"--out {out}: this is the log itself; give another file", param="out")
-    summary = summarize(log, skip_bad=skip_bad)
+def inspect_log(
+    log: Path, out: Path | None, *, rows: Path | None = None, skip_bad: bool = False
+) -> dict[str, Any]:
+    """Read a log, write its report to `out` and a row for each request to `rows` (.csv or .parquet; None: not
+    written), and return its figures. Raises InputError."""
+    for name, place in (("out", out), ("rows", rows)):
+        if place is not None and place.resolve() in {part.resolve() for part in parts_of(log)}:
+            raise InputError(f"--{name} {place}: this is the log itself; give another file", param=name)
+    if rows is None:
+        summary = summarize(log, skip_bad=skip_bad)
+    else:
+        with RowFile(rows) as file:
+            summary = summarize(log, skip_bad=skip_bad, on_row=file.write)
     if out is not None:
         _write(out, render(summary))
     return figures(summary)
@@ -49,6 +58,10 @@ def figures(s: Summary) -> dict[str, Any]:
         "totals": dataclasses.asdict(s.totals),
         "outcomes": dict(s.outcomes),
         "groups": {name: _group(group) for name, group in s.groups.items()},
+        "buckets": {
+            by: {name: _group(group) for name, group in found.items() if group.requests}
+            for by, found in s.buckets.items()
+        },
         "throughput": [
             {"at": at, "cached_tps_30": a, "uncached_tps_30": b, "cached_tps_300": c, "uncached_tps_300": d}
             for at, a, b, c, d in s.throughput()

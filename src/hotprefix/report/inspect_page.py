@@ -32,7 +32,10 @@ _GLOSSARY = (
      "lost and then in L1 again through others, restored, or recomputed."),
     ("net L1 hit loss", "matched at enqueue minus matched at admission; negative where others added to it."),
     ("source", "where each prompt token that a request has reached finally came from; each counts once."),
-    ("hot, cold, short", "first page asked for in the 300 s before; not; prompt without a whole page."),
+    ("hot, cold", "at least half of the prompt lay in leading pages that earlier requests had, as prompt or "
+     "as answer; the rest."),
+    ("heat, queue depth", "earlier requests whose prompt began with the same page; requests that waited for "
+     "their first admission on arrival."),
     ("cached tokens/s", "reuse counted once per request, where it is first used; observed, not capacity."),
     ("p50, p90, p99", "from a histogram, within 1 %; means, counts and sums are exact."),
     ("queue, prefill, decode", "enqueue to admission; to the first token; to the end."),
@@ -51,7 +54,13 @@ def render(s: Summary) -> str:
         notes=_notes(s),
         cards=_cards(s),
         charts=_charts(s),
-        tables=[_groups_table(s), _times_table(s), _tiers_table(s), _prefix_table(s)],
+        tables=[
+            _groups_table(s),
+            _times_table(s),
+            *(_bucket_table(s, by) for by in s.buckets),
+            _tiers_table(s),
+            _prefix_table(s),
+        ],
         chains=_chains(s),
         totals=[(k.replace("_", " "), _value(v)) for k, v in dataclasses.asdict(s.totals).items()],
         glossary=_GLOSSARY,
@@ -187,6 +196,26 @@ def _times_table(s: Summary) -> dict[str, Any]:
                 rows.append((f"{title}, {name}", f"{sketch.count:,}", seconds(sketch.mean or 0.0), *found,
                              seconds(sketch.most)))  # fmt: skip
     return {"title": "Times", "heads": ("", "requests", "mean", "p50", "p90", "p99", "most"), "rows": rows}
+
+
+def _bucket_table(s: Summary, by: str) -> dict[str, Any]:
+    """For whom the cache helps; the buckets are those of replays."""
+    rows = []
+    for name, g in s.buckets[by].items():
+        if not g.requests:
+            continue
+        t, ttft, queue = g.tokens, g.times["ttft_s"], g.times["queue_s"]
+        marks = [ttft.quantile(share) for share in QUANTILES]
+        rows.append((
+            name, f"{g.requests:,}", _maybe(queue.mean), whole(t["matched_at_enqueue"]),
+            _share(t["hit_loss"], t["matched_at_enqueue"]), _share(t["retained"], t["retained"] + t["lost"]),
+            _share(t["cached"], t["reached"]), _maybe(ttft.mean), *(_maybe(mark) for mark in marks),
+        ))  # fmt: skip
+    heads = (
+        by, "requests", "queue, mean", "matched at enqueue", "net L1 hit loss", "retained", "reused",
+        "TTFT, mean", "p50", "p90", "p99",
+    )  # fmt: skip
+    return {"title": f"By {by}", "heads": heads, "rows": rows}
 
 
 def _tiers_table(s: Summary) -> dict[str, Any]:
