@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hotprefix.definitions import Slo
 from hotprefix.errors import InputError
 from hotprefix.lab.experiment.assess import Compared, judge
 from hotprefix.lab.experiment.collect import taken_looks
@@ -20,7 +21,6 @@ from hotprefix.lab.experiment.store import RunStore
 from hotprefix.lab.experiment.sweep import Task, Watch, attempt
 from hotprefix.lab.hypothesis import Hypothesis, Kind, Tolerance
 from hotprefix.lab.interval import Paired, difference
-from hotprefix.definitions import Slo
 from hotprefix.lab.power import MOST, sections_of, seeds_to_decide
 from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Outcome, decide

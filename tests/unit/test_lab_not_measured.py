@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hotprefix.definitions import Slo
 from hotprefix.kernel.config import Eviction, KernelConfig, Refresh, TierConfig
 from hotprefix.lab.basis import Models, modelled, not_measured, rests_on
 from hotprefix.lab.cost.model import CostModel
@@ -16,7 +17,6 @@ from hotprefix.lab.experiment.load import load, shipped
 from hotprefix.lab.experiment.plan import plan
 from hotprefix.lab.hypothesis import Hypothesis, Kind, Tolerance
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.definitions import Slo
 from hotprefix.lab.sections import Run, figures
 from hotprefix.lab.verdict import Outcome, State, Verdict
 from tests.support.replays import price

@@ -17,6 +17,7 @@ from hotprefix.definitions import Slo
 from hotprefix.engine.executor import Executor, StepResult, Unsampled
 from hotprefix.engine.goodput import Goodput
 from hotprefix.engine.hostpool import HostPool
+from hotprefix.engine.links import link_totals
 from hotprefix.engine.live import Live, OutputText, output_limit
 from hotprefix.engine.messages import (
     Delta,
@@ -27,7 +28,7 @@ from hotprefix.engine.messages import (
     Insight,
     Links,
 )
-from hotprefix.engine.observe import Observer, Wall
+from hotprefix.engine.observe import LINKS_S, Observer, Wall
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates
 from hotprefix.engine.storage import Storage
@@ -96,6 +97,7 @@ class EngineLoop:
         self._generated = 0
         self._rates = Rates()
         self._spent = _Spent()
+        self._links_due = float("-inf")
         self._goodput = Goodput(slo, info.page_size) if slo is not None else None
         if observer is not None:
             observer.opened(self.kernel, info, fingerprint, clock())
@@ -183,6 +185,7 @@ class EngineLoop:
             if self._storage is not None:
                 self._storage.touch(plan)
                 self._storage.wait(0.0 if deltas else IDLE_WAIT_S)
+            self._tell_links()
             return deltas
         self._note_admissions(plan)
         outcome = self._execute(plan)
@@ -199,8 +202,18 @@ class EngineLoop:
         count = self.kernel.counters
         self._rates.note(now, count.cached_tokens, count.computed_prompt_tokens)
         self._watch.tell("changed", now)
+        self._tell_links()
         self._spent.commit_s += self._clock() - now
         return self._deltas(plan, outcome, {progress.request: progress for progress in done})
+
+    def _tell_links(self, *, last: bool = False) -> None:
+        """Now and then, to whoever watches."""
+        now = self._clock()
+        if self._host is None or not self._watch.watched or (now < self._links_due and not last):
+            return
+        self._links_due = now + LINKS_S
+        store = self._storage.stats() if self._storage is not None else None
+        self._watch.tell("moved", link_totals(self.kernel.tier_counters[0], self._host.links, store), now)
 
     def _deltas(
         self, plan: StepPlan, outcome: StepOutcome, told: Mapping[RequestId, Progress]
@@ -300,6 +313,8 @@ class EngineLoop:
         written to their end."""
         if self._storage is not None:
             self._storage.drain(DRAIN_S)
+        self._tell_links(last=True)
+        if self._storage is not None:
             self._storage.close()
         self._watch.tell("close")
 

@@ -8,8 +8,10 @@ thread, so it only takes things down; writing, hashing and sending belong to thr
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
+from hotprefix.engine.links import LinkTotal
 from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
 from hotprefix.kernel.events import Event
 from hotprefix.kernel.kernel import Kernel
@@ -17,6 +19,8 @@ from hotprefix.kernel.plan import Progress
 from hotprefix.kernel.request import Request
 
 log = logging.getLogger(__name__)
+
+LINKS_S = 1.0
 
 
 class Observer(Protocol):
@@ -47,6 +51,10 @@ class Observer(Protocol):
         """A step was committed or the cache was flushed."""
         ...
 
+    def moved(self, links: Mapping[str, LinkTotal], now: float) -> None:
+        """What has passed over each link until now; comes every LINKS_S at most, and before the end."""
+        ...
+
     def stats(self) -> Observed: ...
 
     def hottest(self, now: float) -> tuple[HotPrefix, ...]:
@@ -62,6 +70,10 @@ class Wall:
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
         self._failed: str | None = None
+
+    @property
+    def watched(self) -> bool:
+        return self._observer is not None
 
     def tell(self, name: str, *args: Any) -> None:
         """Call one of the observer's methods that return nothing."""

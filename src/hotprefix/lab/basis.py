@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from hotprefix.definitions import Slo
 from hotprefix.kernel.config import KernelConfig, Refresh
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.metric_names import GROUPS, METRICS
-from hotprefix.definitions import Slo
 
 Models = Mapping[str, Mapping[str, str]]
 """Part of the model -> what figures of it are true for (setting: value). A part that is absent is not

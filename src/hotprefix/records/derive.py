@@ -132,6 +132,16 @@ class Totals:
 
 
 @dataclass(slots=True)
+class LinkSum:
+    """What passed over one link. failures: pages that could not be moved, by reason."""
+
+    pages: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Derivation:
     """Feed it records; it gives rows of requests that have ended. on_step: told of each step; on_prefill: of
     each chunk of prefill that ran."""
@@ -139,6 +149,7 @@ class Derivation:
     on_step: Callable[[sc.Step], None] = lambda step: None
     on_prefill: Callable[[sc.Prefill], None] = lambda chunk: None
     totals: Totals = field(default_factory=Totals)
+    links: dict[str, LinkSum] = field(default_factory=dict)
     header: sc.Header | None = None
     _open: dict[str, _Open] = field(default_factory=dict)
     _asked: dict[str, _Asked] = field(default_factory=dict)
@@ -283,6 +294,14 @@ class Derivation:
     def _dropped(self, r: sc.Dropped) -> None:
         self.totals.dropped_records += r.count
 
+    def _link(self, r: sc.Link) -> None:
+        link = self.links.setdefault(r.link, LinkSum())
+        link.pages += r.pages
+        link.bytes += r.bytes
+        link.seconds += r.seconds
+        for reason, count in (r.failures or {}).items():
+            link.failures[reason] = link.failures.get(reason, 0) + count
+
     def _fetch_start(self, r: sc.FetchStart) -> None:
         self.totals.fetches += 1
 
@@ -306,6 +325,7 @@ _HANDLERS: dict[type[sc.Record], Callable[[Derivation, Any], None]] = {
     sc.Publish: Derivation._publish,
     sc.Stall: Derivation._stall,
     sc.Dropped: Derivation._dropped,
+    sc.Link: Derivation._link,
     sc.FetchStart: Derivation._fetch_start,
     sc.FetchDone: Derivation._fetch_done,
 }  # fmt: skip

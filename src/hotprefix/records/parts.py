@@ -22,7 +22,7 @@ from hotprefix.records.schema import KINDS, Header, Record, values
 
 SUFFIXES = (".jsonl", ".parquet")
 GROUP = 16384
-AS_TEXT = frozenset({"config", "taken"})  # nested: JSON in a column of its own
+AS_TEXT = frozenset({"config", "taken", "failures"})  # nested: JSON in a column of its own
 
 
 class Part(Protocol):

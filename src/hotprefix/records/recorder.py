@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotprefix import __version__
+from hotprefix.engine.links import LinkTotal
 from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
 from hotprefix.kernel.events import Event, Finished, Rejected
 from hotprefix.kernel.kernel import Kernel
@@ -26,7 +28,7 @@ from hotprefix.records.fingerprint import Fingerprinter
 from hotprefix.records.heat import MAX_PAGES, Heat
 from hotprefix.records.kvevents import KVPublisher, PageEvents
 from hotprefix.records.log import EventLog
-from hotprefix.records.schema import Header, Record, RequestInfo, end
+from hotprefix.records.schema import Header, Link, Record, RequestInfo, end
 
 if TYPE_CHECKING:
     from hotprefix.records.spans import Spans
@@ -65,6 +67,7 @@ class Recorder:
         self._kv: KVPublisher | None = None
         self._pages: PageEvents | None = None
         self._asked: dict[str, _Asked] = {}
+        self._links: dict[str, LinkTotal] = {}
 
     def opened(self, kernel: Kernel, info: EngineInfo, fingerprint: str, now: float) -> None:
         """Raises ConfigError where the log or the publisher's address cannot be had."""
@@ -140,6 +143,18 @@ class Recorder:
 
     def changed(self, now: float) -> None:
         self._publish()
+
+    def moved(self, links: Mapping[str, LinkTotal], now: float) -> None:
+        if self._log is None:
+            return
+        for name, total in links.items():
+            before = self._links.get(name, LinkTotal(0, 0, 0.0))
+            self._links[name] = total
+            failures = Counter(total.failures) - Counter(before.failures)
+            pages, size = total.pages - before.pages, total.bytes - before.bytes
+            if pages or size or failures:
+                self._log.put(Link(t=now, link=name, pages=pages, bytes=size, failures=dict(failures) or None,
+                                   seconds=max(0.0, total.seconds - before.seconds)))  # fmt: skip
 
     def ended(self, progress: Progress, now: float) -> None:
         asked = self._asked.pop(progress.request, None)

@@ -268,6 +268,20 @@ class Step(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Link(Record):
+    """What passed over a physical link since its last such record: device_to_host, host_to_device,
+    storage_to_host or host_to_storage. seconds: spent moving, over all threads. failures: pages that could
+    not be moved, by reason; absent where there were none. A link over which nothing passed has no record."""
+
+    k: Literal["link"] = "link"
+    link: str
+    pages: int
+    bytes: int
+    seconds: float
+    failures: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped(Record):
     """The log could not keep up here: so many records are missing."""
 
@@ -278,7 +292,7 @@ class Dropped(Record):
 KINDS: tuple[type[Record], ...] = (
     Header, Enqueue, RequestInfo, Admit, FetchStart, FetchJoin, FetchDone, RestoreStart, RestoreDone,
     PrefillStart, Prefill, PrefillDone, FirstToken, End, Reject, Retract, Publish, Evict, Flush, Stall, Step,
-    Dropped,
+    Link, Dropped,
 )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 Rules: one pass, bounded memory: exact sums, percentiles by `Sketch` (within 1 %), the slowest requests by a
 heap, hot prefixes by a bounded count (exact where a log has at most PREFIXES first pages). Groups: hot and
 cold by `definitions.is_hot`; a request of which the log lost what was asked for is in neither. Buckets are
-those of replays (`definitions.EDGES`). """
+those of replays (`definitions.EDGES`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotprefix.definitions import EDGES, GROUPS, bucket, buckets_of
-from hotprefix.records.derive import Derivation, RequestRow, Totals
+from hotprefix.records.derive import Derivation, LinkSum, RequestRow, Totals
 from hotprefix.records.reader import ReadReport, read_log
 from hotprefix.records.schema import Header, Prefill, Step
 from hotprefix.records.sketch import Sketch
@@ -88,6 +89,7 @@ class Summary:
     header: Header | None = None
     read: ReadReport = field(default_factory=ReadReport)
     totals: Totals = field(default_factory=Totals)
+    links: dict[str, LinkSum] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     groups: dict[str, Group] = field(default_factory=lambda: {name: Group() for name in ("all", *GROUPS)})
     buckets: dict[str, dict[str, Group]] = field(default_factory=_no_buckets)
@@ -164,7 +166,7 @@ def summarize(
             found.ended = at
     for row in derivation.finish():
         ended(row)
-    found.header, found.totals = derivation.header, derivation.totals
+    found.header, found.totals, found.links = derivation.header, derivation.totals, derivation.links
     found.slowest = [row for _, _, row in sorted(heap, reverse=True)]
     return found
 

@@ -56,6 +56,7 @@ def figures(s: Summary) -> dict[str, Any]:
         "span_s": s.span_s,
         "read": dataclasses.asdict(s.read),
         "totals": dataclasses.asdict(s.totals),
+        "links": {name: dataclasses.asdict(link) for name, link in s.links.items()},
         "outcomes": dict(s.outcomes),
         "groups": {name: _group(group) for name, group in s.groups.items()},
         "buckets": {

@@ -59,6 +59,7 @@ def render(s: Summary) -> str:
             _times_table(s),
             *(_bucket_table(s, by) for by in s.buckets),
             _tiers_table(s),
+            _links_table(s),
             _prefix_table(s),
         ],
         chains=_chains(s),
@@ -225,6 +226,16 @@ def _tiers_table(s: Summary) -> dict[str, Any]:
              seconds(t.fetch_s) if t.fetch_s else DASH, rate)]  # fmt: skip
     heads = ("link", "fetches", "pages came", "pages landed", "time, summed", "pages/s")
     return {"title": "Fetches from L3", "heads": heads, "rows": rows}
+
+
+def _links_table(s: Summary) -> dict[str, Any]:
+    rows = [
+        (name.replace("_", " "), f"{link.pages:,}", f"{link.bytes:,}", seconds(link.seconds),
+         ", ".join(f"{reason} {count:,}" for reason, count in sorted(link.failures.items())) or "none")
+        for name, link in sorted(s.links.items())
+    ]  # fmt: skip
+    heads = ("link", "pages", "bytes", "time, summed", "pages that failed, by reason")
+    return {"title": "Links", "heads": heads, "rows": rows}
 
 
 def _prefix_table(s: Summary) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Rules: a row is written when its request has ended, so memory does not grow with the log; a Parquet file is
 made of the finished CSV. What was not measured is empty (null). A file that exists is replaced only by a
-complete one. Columns are the fields of `records.derive.RequestRow`, seconds and tokens, and its sums. """
+complete one. Columns are the fields of `records.derive.RequestRow`, seconds and tokens, and its sums.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import csv
 import dataclasses
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from hotprefix.errors import InputError
 from hotprefix.records.derive import RequestRow
@@ -42,7 +43,7 @@ class RowFile:
         return self
 
     def write(self, row: RequestRow) -> None:
-        self._writer.writerow([_cell(getattr(row, name)) for name in COLUMNS])
+        self._writer.writerow([getattr(row, name) for name in COLUMNS])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -63,10 +64,6 @@ class RowFile:
         return InputError(
             f"--rows {self._path}: {error.strerror or error}; give a file that can be written", param="rows"
         )
-
-
-def _cell(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _to_parquet(source: Path, path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from hotprefix.engine.links import link_totals
 from hotprefix.engine.messages import Fared, Insight
 from hotprefix.engine.stores.breaker import BreakerState
 from hotprefix.engine.stores.counters import LinkStats, StoreStats
@@ -250,20 +251,10 @@ def _links(insight: Insight) -> Iterator[Metric]:
     moved = CounterMetricFamily("hotprefix_link_bytes", "Bytes moved, by link.", labels=["link"])
     spent = CounterMetricFamily("hotprefix_link_seconds", "Seconds spent moving, by link.", labels=["link"])
     pages = CounterMetricFamily("hotprefix_link_pages", "Pages moved, by link.", labels=["link"])
-    links, store = insight.links, insight.store
-    if links is not None:
-        for link, size, seconds, count in (
-            ("device_to_host", links.saved_bytes, links.saved_s, insight.host.saved),
-            ("host_to_device", links.restored_bytes, links.restored_s, insight.host.restored),
-        ):
-            moved.add_metric([link], size)
-            spent.add_metric([link], seconds)
-            pages.add_metric([link], count)
-    if store is not None:
-        for link, stats in _store_links(store):
-            moved.add_metric([link], stats.bytes)
-            spent.add_metric([link], stats.seconds)
-            pages.add_metric([link], stats.pages)
+    for link, total in link_totals(insight.host, insight.links, insight.store).items():
+        moved.add_metric([link], total.bytes)
+        spent.add_metric([link], total.seconds)
+        pages.add_metric([link], total.pages)
     yield from (moved, spent, pages)
 
 
