@@ -275,9 +275,19 @@ def test_cached_tokens_and_metrics_agree(client: openai.OpenAI, live: Server) ->
     assert after["hotprefix_computed_tokens_total"] - before["hotprefix_computed_tokens_total"] == 104
 
 
-def test_a_full_queue_is_a_429_with_retry_after(client: openai.OpenAI, live: Server) -> None:
+def test_a_full_queue_is_a_429_with_retry_after_and_what_never_fits_a_400(
+    client: openai.OpenAI, live: Server
+) -> None:
+    """Sixteen run and sixty-four wait at most."""
+    with pytest.raises(openai.BadRequestError, match="give 1 to 80 choices"):
+        client.completions.create(model=MODEL, prompt=[[20 + i] for i in range(81)], max_tokens=1)
+    stream = client.chat.completions.create(
+        model=MODEL, messages=ASK, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
     with pytest.raises(openai.RateLimitError) as refused:
-        client.completions.create(model=MODEL, prompt=[[20 + i] for i in range(100)], max_tokens=1)
+        client.completions.create(model=MODEL, prompt=[[20 + i] for i in range(80)], max_tokens=1)
+    stream.close()
     assert int(refused.value.response.headers["retry-after"]) >= 1
     assert refused.value.code == "queue_full"
     assert client.completions.create(model=MODEL, prompt="a", max_tokens=1).choices
