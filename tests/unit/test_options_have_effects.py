@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from hotprefix.definitions import Slo
 from hotprefix.engine import build
 from hotprefix.engine.build import build_engine
 from hotprefix.engine.config import NEEDS, POLICIES, EngineConfig
@@ -226,6 +227,12 @@ def recorded(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made, options.key, options.events, options.kv_tokens
 
 
+def objectives(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the loop over a loaded model is told to count by."""
+    monkeypatch.setattr(build, "EngineLoop", lambda *_, slo, **more: slo)
+    return build_engine(config)
+
+
 Reader = Callable[[EngineConfig, pytest.MonkeyPatch], Any]
 KV = {"kv_events": "tcp://127.0.0.1:*"}
 ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
@@ -244,6 +251,7 @@ ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
     "kv_events_topic": (KV, "kv", recorded),
     "kv_events_tokens": (KV, True, recorded),
     "otel": ({}, "http://127.0.0.1:4318", recorded),
+    "slo": ({"kv_tokens": 1024}, Slo(ttft_s=1.0), objectives),
 }
 
 

@@ -48,7 +48,7 @@ def test_a_streams_outputs_differ_from_each_other_on_equal_logits() -> None:
 
 def test_a_retracted_request_draws_on_and_choices_draw_their_own() -> None:
     body = Completion(prompt="a", n=3, seed=5)
-    requests = requests_for([[1, 2]], 3, SamplingParams(seed=5), body, "x", None)
+    requests = requests_for([[1, 2]], 3, SamplingParams(seed=5), body, "x", None, 0.0)
     seeds = [request.params.seed for request in requests]
     assert seeds[0] == 5
     assert len(set(seeds)) == 3

@@ -42,7 +42,7 @@ REFUSED = [
     *values("frequency_penalty", -2.1, 2.1, -1e308, NAN),
     *values("top_k", -2, 1.0, True),
     *values("min_tokens", -1, 0.5),
-    *values("max_tokens", 0, -1, 1.0),
+    *values("max_tokens", -1, 1.0),
     *values("seed", 2**63, -(2**63) - 1, 1.0, True),
     *values("logprobs", -1, MAX_LOGPROBS + 1),
     *values("prompt_logprobs", -1, MAX_LOGPROBS + 1),

@@ -26,6 +26,7 @@ VALUES: dict[str, Any] = {
     "l2_tokens": 1024, "kv_events_form": "arrays", "api_key_file": KEYS, "events": Path("log.jsonl"),
     "served_model_name": ["a"], "events_key_file": Path("key"), "window_tokens": 5, "max_model_len": 5,
     "threads": 1, "max_running": 3, "max_connections": 7, "allowed_hosts": ["a"], "allowed_host": ["a"],
+    "slo_ttft": 1.0, "slo_tpot": 1.0, "slo_completion": 1.0, "slo_timeout": 1.0,
 }  # fmt: skip
 OPTIONS = inspect.signature(cli.serve).parameters
 
