@@ -51,14 +51,14 @@ def test_pages_come_back_as_they_went(dtype: torch.dtype, other_device: bool) ->
 
 def test_a_page_is_stored_before_it_is_saved_over_and_restored_after_that() -> None:
     pool = make_pool(torch.float32)
-    put: list[tuple[bytes, bytes]] = []
-    host = HostPool(pool, HOST, lambda key, payload: put.append((key, payload)))
+    put: list[tuple[bytes, bytes | None, bytes]] = []
+    host = HostPool(pool, HOST, lambda key, parent, payload: put.append((key, parent, payload)))
     host.carry(StepPlan(1, saves=(Copy(3, 8),)))
     old = host.read(8)
     host.carry(
-        StepPlan(2, stores=(StorePage(b"k", 8),), saves=(Copy(4, 8),), restores=(Copy(8, 9),)),
+        StepPlan(2, stores=(StorePage(b"k", 8, b"above"),), saves=(Copy(4, 8),), restores=(Copy(8, 9),)),
     )
-    assert put == [(b"k", old)]
+    assert put == [(b"k", b"above", old)]
     assert host.read(8) != old
     assert all(torch.equal(a, b) for a, b in zip(rows(pool, 9), rows(pool, 4), strict=True))
 
