@@ -23,7 +23,6 @@ from hotprefix.kernel.config import (
 from tests.property.test_kernel_machine import KernelMachine
 from tests.property.test_repeats import ARRIVALS, CONFIGS, Program
 from tests.support.drive import Driver
-from tests.support.watch import OnceWatch, PlanWatch
 
 MIXES: dict[str, tuple[GroupKind, ...]] = {
     "window": (GroupKind.WINDOW,),
@@ -68,16 +67,9 @@ class GroupsMachine(KernelMachine):
             self._group(kind, window, page_size, more)
             for kind, window, more in zip(MIXES[mix], windows, spare, strict=False)
         )
-        self.d = Driver(
-            max(tokens // page_size, 1),
-            page_size,
-            Capabilities(same_step),
-            full=full,
-            groups=groups,
-            **config,
-        )
-        self.watch = PlanWatch(self.d, Capabilities(same_step))
-        self.once = OnceWatch(self.d)
+        able = Capabilities(same_step)
+        pages = max(tokens // page_size, 1)
+        self._watch(Driver(pages, page_size, able, full=full, groups=groups, **config), able)
 
     @staticmethod
     def _group(kind: GroupKind, window: int, page_size: int, more: int) -> LayerGroup:

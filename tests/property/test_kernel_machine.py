@@ -59,10 +59,15 @@ class KernelMachine(RuleBasedStateMachine):
     )
     def build(self, page_size: int, tokens: int, same_step: bool, config: dict[str, object]) -> None:
         config = {**config, **self.fixed}
-        self.d = Driver(max(tokens // page_size, 1), page_size, Capabilities(same_step), **config)
-        self.watch = PlanWatch(self.d, Capabilities(same_step))
-        self.once = OnceWatch(self.d)
-        self.flushes = FlushWatch(self.d)
+        able = Capabilities(same_step)
+        self._watch(Driver(max(tokens // page_size, 1), page_size, able, **config), able)
+
+    def _watch(self, driver: Driver, able: Capabilities) -> None:
+        """What every machine of this kind drives, and who looks on."""
+        self.d = driver
+        self.watch = PlanWatch(driver, able)
+        self.once = OnceWatch(driver)
+        self.flushes = FlushWatch(driver)
 
     # -- requests ---------------------------------------------------------------------------------
 
