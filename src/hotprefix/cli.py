@@ -269,7 +269,7 @@ def _refresh(wanted: Refresh) -> Refresh:
 
 
 def _slo(**seconds: float | None) -> Slo | None:
-    """Objectives, None where none was given. Raises ConfigError, which names the option."""
+    """Objectives, None if none was given. Raises ConfigError, which names the option."""
     return Slo(**seconds) if any(value is not None for value in seconds.values()) else None
 
 

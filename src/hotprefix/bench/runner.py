@@ -101,7 +101,7 @@ def run_arm(rig: Rig, workload: Workload, arm: Arm) -> tuple[Record, ...]:
 def run_bench(rig: Rig, options: Options, out: Path, console: Console) -> Summary:
     """Run the workloads, print their tables, write `out/summary.json` and `out/report.html`.
 
-    Raises InputError where `out` cannot be made or the run count is below 1, BenchError where a
+    Raises InputError if `out` cannot be made or the run count is below 1, BenchError where a
     request fails.
     """
     if options.run_count < 1:

@@ -108,7 +108,7 @@ def replay(
 
 
 def _refuse_unused(given: dict[str, Any]) -> None:
-    """Raises InputError where an option of experiments is given to what is none."""
+    """Raises InputError if an option of experiments is given to what is none."""
     for name, value in given.items():
         if value:
             raise InputError(

@@ -22,7 +22,7 @@ SUFFIXES: Final = (".csv", ".parquet")
 
 
 class RowFile:
-    """Rows of one log. Raises InputError where the file cannot be written."""
+    """Rows of one log. Raises InputError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         if path.suffix not in SUFFIXES:

@@ -154,7 +154,7 @@ class Admin:
 
 @contextlib.asynccontextmanager
 async def _patience() -> AsyncIterator[None]:
-    """Raises ApiError 503 where the engine does not answer in time."""
+    """Raises ApiError 503 if the engine does not answer in time."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             yield

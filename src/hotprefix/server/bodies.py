@@ -21,7 +21,7 @@ B = TypeVar("B", bound=Body)
 
 
 def bounded(body: bytes | bytearray, config: ServerConfig) -> None:
-    """Raises ApiError 400 where the text holds more values, or more texts, lists and objects, than allowed.
+    """Raises ApiError 400 if the text holds more values, or more texts, lists and objects, than allowed.
     Whole scans of C speed only; exact for every part that a parser would accept."""
     most_values, most_items = config.max_json_values, config.max_json_items
     if len(body) <= min(most_values, most_items):

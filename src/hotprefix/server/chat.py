@@ -55,7 +55,7 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def max_tokens(body: Chat) -> int | None:
-    """Raises InputError where the two names of the limit differ, or nothing may be said."""
+    """Raises InputError if the two names of the limit differ, or nothing may be said."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         raise InputError(
@@ -68,7 +68,7 @@ def max_tokens(body: Chat) -> int | None:
 
 
 def check(body: Chat) -> None:
-    """Raises InputError where fields contradict each other."""
+    """Raises InputError if fields contradict each other."""
     if body.top_logprobs is not None:
         if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
             raise InputError(

@@ -77,7 +77,7 @@ def _kind(value: Any) -> str:
 
 
 def check(body: Completion) -> None:
-    """Raises InputError where fields contradict each other."""
+    """Raises InputError if fields contradict each other."""
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
         raise InputError(f"logprobs={body.logprobs}: give 0 to {MAX_LOGPROBS}", param="logprobs")
     if body.max_tokens == 0 and not body.echo:

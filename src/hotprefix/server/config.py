@@ -95,7 +95,7 @@ class ServerConfig:
 
     @classmethod
     def digests(cls, keys: list[str]) -> frozenset[bytes]:
-        """Digests of keys. Raises ConfigError where one is empty."""
+        """Digests of keys. Raises ConfigError if one is empty."""
         if not all(keys):
             raise ConfigError("an API key is empty: give at least one character", param="api_key")
         return frozenset(key_digest(key.encode()) for key in keys)
@@ -103,7 +103,7 @@ class ServerConfig:
     @classmethod
     def keys_from_file(cls, path: Path) -> frozenset[bytes]:
         """Digests of the keys in a file, one a line; empty lines and lines that start with # are left
-        out. Raises ConfigError where the file cannot be read or holds no key."""
+        out. Raises ConfigError if the file cannot be read or holds no key."""
         try:
             lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:

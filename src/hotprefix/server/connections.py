@@ -33,7 +33,7 @@ class Connections:
         return len(self._new) + len(self._resting) + len(self._busy)
 
     def join(self, connection: Connection) -> bool:
-        """Take a new one in; False where every place is taken by one with a request."""
+        """Take a new one in; False if every place is taken by one with a request."""
         if len(self) >= self.limit:
             longest = next(iter(self._new), None) or next(iter(self._resting), None)
             if longest is None:

@@ -162,7 +162,7 @@ def _inner(insight: Insight) -> dict[str, Any]:
 
 
 def _queue(queue: Queue) -> dict[str, Any]:
-    """Seconds and pages; None where nothing waits."""
+    """Seconds and pages; None if nothing waits."""
     head = queue.head
     if head is None:
         return {"oldest_s": queue.oldest, "head": None}
@@ -176,7 +176,7 @@ def _queue(queue: Queue) -> dict[str, Any]:
 
 
 def _goodput(fared: Fared | None) -> dict[str, Any] | None:
-    """None where there are no objectives; a time-out without an objective is left out."""
+    """None if there are no objectives; a time-out without an objective is left out."""
     if fared is None:
         return None
     return {

@@ -66,7 +66,7 @@ class Offsets:
 def completion_part(
     text: Text, entries: Iterable[tuple[int, TokenLogprob | None]], offsets: Offsets, top: int
 ) -> dict[str, list[Any]]:
-    """`logprobs` of a completions choice for these (token, entry or None where it has none). top: how
+    """`logprobs` of a completions choice for these (token, entry or None if it has none). top: how
     many alternatives were asked for; the sampled token is always among them."""
     part: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, entry in entries:

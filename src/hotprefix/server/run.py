@@ -61,7 +61,7 @@ def serve(
 
 
 def _listen(config: ServerConfig) -> socket.socket:
-    """Raises ConfigError where the address cannot be had."""
+    """Raises ConfigError if the address cannot be had."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -65,7 +65,7 @@ def structured_output(
     body: Generation, forced: StructuredOutput | None = None
 ) -> tuple[str, StructuredOutput] | tuple[None, None]:
     """The one grammar asked for, and the field it came by. forced: what a tool choice makes necessary.
-    Raises InputError where there are several or it is incomplete."""
+    Raises InputError if there are several or it is incomplete."""
     found = [*_from_response_format(body), *_from_guided(body), *_from_structured_outputs(body)]
     if forced is not None:
         found.append(("tool_choice", forced))
@@ -145,7 +145,7 @@ def _text(spec: Any) -> str:
 
 
 def check_length(prompt: Sequence[int], max_tokens: int | None, info: EngineInfo, param: str) -> None:
-    """Raises ContextLengthExceeded where the prompt and the outputs asked for (at least one) do not
+    """Raises ContextLengthExceeded if the prompt and the outputs asked for (at least one) do not
     fit, InputError where the prompt is empty or holds an id the model does not have."""
     if not prompt:
         raise InputError(f"{param} is empty: give at least one token", param=param)

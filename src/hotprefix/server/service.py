@@ -161,7 +161,7 @@ class Service:
         return _with_options(answer, request, body), body.stream
 
     def _check_choices(self, prompts: int, n: int, info: EngineInfo) -> None:
-        """Raises InputError where there are too many, also for what the engine takes at a time: waiting would
+        """Raises InputError if there are too many, also for what the engine takes at a time: waiting would
         not help those."""
         limit, option = self.config.max_choices, "--max-choices"
         if info.max_requests is not None and info.max_requests < limit:
@@ -175,7 +175,7 @@ class Service:
 
 
 def _with_options(answer: Answer, request: Request, body: Generation) -> Answer:
-    """Raises InputError where options are given for a stream that is none."""
+    """Raises InputError if options are given for a stream that is none."""
     if body.stream_options is not None:
         if not body.stream:
             raise InputError("stream_options needs stream true", param="stream_options")

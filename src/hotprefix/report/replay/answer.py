@@ -96,7 +96,7 @@ def _rests(found: Finding) -> str:
 
 
 def _chart(verdict: Verdict) -> Markup | None:
-    """The relative changes with their intervals; None where there is none."""
+    """The relative changes with their intervals; None if there is none."""
     rows, limits = [], []
     for found in verdict.findings:
         if found.tolerance.scale == "relative" and found.interval is not None and found.value is not None:

@@ -1,6 +1,6 @@
 """One figure of a result. Owns: `Lookup`, from (condition, arm, metric) to its mean and its change.
 
-Rules: a figure is the mean over seeds; None where a seed has none, and then whether it lies beyond the
+Rules: a figure is the mean over seeds; None if a seed has none, and then whether it lies beyond the
 replay's end; what no seed has was not measured. A change is against the baseline, with its interval; it is
 *clear* where that excludes 0.
 """
