@@ -1,7 +1,7 @@
 """Which requests may come in. Owns: API keys, cross-origin answers, request ids and the gate that drains.
 
 Rules: if there are keys, every route needs one, unknown routes too. The exceptions are OPTIONS, health,
-liveness and the page at /, which is the same for everybody and holds no data. A key is compared by digest
+liveness and the page at /, which is the same for every client and holds no data. A key is compared by digest
 against all keys, in constant time, and is never kept, logged or shown. `sites.py` decides which host names
 and which pages may call; that check comes before the keys.
 """
