@@ -1,9 +1,9 @@
 """The command line. Owns: argument parsing and exit statuses, nothing else.
 
-Rules: exit status 0 done, 2 bad usage or input (one clear line on stderr), 1 our failure. Progress and
-tables go to stderr, machine-readable results to files or stdout. Heavy imports happen inside commands,
-so `--help` is instant and works without the engine's dependencies. Environment is read here (and by options
-that say so), and in `compiled.py` before anything is loaded.
+Rules: the exit status is 0 if the command was done, 2 for bad usage or input (one clear line on stderr), and
+1 for a failure of hotprefix. Progress and tables go to stderr, machine-readable results to files or stdout.
+Heavy imports happen inside commands, so `--help` is instant and works without the engine's dependencies. The
+environment is read here (also by options that say so), and in `compiled.py` before anything is loaded.
 """
 
 from __future__ import annotations
@@ -264,12 +264,12 @@ app.add_typer(trace.app, name="trace")
 
 
 def _refresh(wanted: Refresh) -> Refresh:
-    """The off switch for operators, read here and once."""
+    """The refresh to use: off if the operator's environment variable says so. It is read here, and once."""
     return Refresh.OFF if os.environ.get("HOTPREFIX_WAITING_REFRESH") == "0" else wanted
 
 
 def _slo(**seconds: float | None) -> Slo | None:
-    """Objectives, None where none was given. Raises ConfigError, which names the option."""
+    """The objectives; None if none was given. Raises ConfigError, which names the option."""
     return Slo(**seconds) if any(value is not None for value in seconds.values()) else None
 
 

@@ -1,10 +1,10 @@
-"""The kernel and the simulator as native code, where the user had them compiled. Owns: finding such a copy.
+"""The kernel and the simulator as native code, if the user had them compiled. Owns: finding such a copy.
 
 Rules: the Python sources stay the truth. A copy (`hotprefix compile`, commands/compile.py) is named by the
-digest of every file it was made from and of this Python's binary interface, so an edited source, another
-version or another Python never meets a stale one: it runs interpreted. A copy where others than the user can
-write is never used. Nothing is decided by which of the two runs, and both give the same bytes.
-HOTPREFIX_INTERPRETED=1 leaves copies alone (the tests do).
+digest of every file that it was made from and of this Python's binary interface. So if a source was edited,
+or the version or the Python is another one, no copy fits, and the sources are interpreted. A copy in a folder
+that other users can write to is never used. Nothing depends on which of the two runs: both give the same
+bytes. HOTPREFIX_INTERPRETED=1 leaves copies alone (the tests do).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from hotprefix.userdir import default_cache_dir, private
 
-# Packages that a copy holds whole, and which of their modules are native in it: what each step of a replay
-# runs through. pydantic builds configurations from their annotations, which native classes do not keep.
+# The packages that a copy holds whole. Native in it are the modules that each step of a replay runs through;
+# configurations are not, because pydantic builds them from annotations, which native classes do not keep.
 PACKAGES = ("kernel", "lab")
 NATIVE = (
     "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py", "lab/cost/prices.py",
@@ -30,7 +30,7 @@ INTERPRETED = ("kernel/config.py",)
 
 
 def search_path(source: Iterable[str]) -> list[str]:
-    """Where to look for the package's parts: a fitting copy first, if there is one."""
+    """The folders to search for the package's parts: first a fitting copy, if there is one."""
     places = list(source)
     copies = folder()
     if os.environ.get("HOTPREFIX_INTERPRETED", "0") not in ("", "0") or not private(copies):
@@ -40,12 +40,12 @@ def search_path(source: Iterable[str]) -> list[str]:
 
 
 def folder() -> Path:
-    """Where copies are kept."""
+    """The folder in which copies are kept."""
     return default_cache_dir() / "compiled"
 
 
 def digest(package: Path) -> str:
-    """What a copy of these sources is called. Raises OSError."""
+    """The name of a copy of these sources. Raises OSError."""
     found = hashlib.sha256(EXTENSION_SUFFIXES[0].encode())
     for path in sources(package):
         for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
@@ -55,7 +55,7 @@ def digest(package: Path) -> str:
 
 
 def sources(package: Path) -> Iterator[Path]:
-    """Every file a copy is made from, in a fixed order."""
+    """Every file that a copy is made from, in a fixed order."""
     yield package / "compiled.py"
     for name in PACKAGES:
         for place, folders, files in os.walk(package / name):
@@ -64,7 +64,7 @@ def sources(package: Path) -> Iterator[Path]:
 
 
 def in_use() -> bool:
-    """Whether this process runs a copy; for people to know."""
+    """Whether this process runs a copy. Only for showing it."""
     return len(import_module("hotprefix").__path__) > 1
 
 

@@ -1,8 +1,8 @@
-"""What live figures, event logs and replays mean by the same words. Owns: hot and cold, the buckets, the
-latency objectives and what meets them.
+"""The words that live figures, event logs and replays share. Owns: hot and cold, the buckets, the latency
+objectives and which requests meet them.
 
-Rules: one function and one constant for each; the live server, `inspect` and the lab call these and have
-none of their own. Units: tokens, seconds.
+Rules: each word has one function and one constant here; the live server, `inspect` and the lab call these and
+have none of their own. Units: tokens, seconds.
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ EDGES: Final[dict[str, tuple[int, ...]]] = {
 
 
 def is_hot(known_tokens: Any, prompt_tokens: Any) -> Any:
-    """Whether a request is hot: at least half of its prompt lies in the leading pages that earlier requests
-    had, as prompt or as answer. All others are cold. Numbers, or arrays of them."""
+    """Whether a request is hot: at least half of its prompt lies in leading pages that earlier requests had,
+    as prompt or as answer. All others are cold. Takes numbers, or arrays of them."""
     return known_tokens >= HOT_SHARE * prompt_tokens
 
 
 class Known(NamedTuple):
-    """pages: leading ones that earlier requests had. heat: earlier requests whose prompt began with the same
-    page; 0 where a prompt has no complete page."""
+    """What was known of a prompt when it arrived.
+
+    pages: how many of its leading pages earlier requests had.
+    heat: how many earlier requests' prompts began with the same page; 0 if the prompt has no complete page.
+    """
 
     pages: int
     heat: int
 
 
 class KnownPrefixes:
-    """The page prefixes that requests had, the last KNOWN_PAGES of them: what an endless cache would hold,
-    as far as memory goes. A prefix is named by anything hashable that tells it and all before it."""
+    """The last KNOWN_PAGES page prefixes that requests had: what an endless cache would hold, as far as
+    memory goes. The name of a page is anything hashable that identifies it together with all pages before
+    it."""
 
     def __init__(self, most: int = KNOWN_PAGES) -> None:
         self._most = most
@@ -51,7 +55,8 @@ class KnownPrefixes:
         return len(self._asked)
 
     def ask(self, chain: Sequence[Hashable]) -> Known:
-        """What was known of a prompt that arrives, first page first; from now on it is known."""
+        """What was known of a prompt that arrives now. chain: the names of its pages, the first page first.
+        From now on they are known."""
         asked = self._asked
         heat = asked.get(chain[0], 0) if chain else 0
         known = 0
@@ -63,11 +68,12 @@ class KnownPrefixes:
         return Known(known, heat)
 
     def answered(self, chain: Sequence[Hashable]) -> None:
-        """The prefixes that a request's answer completed are known, too."""
+        """From now on the prefixes that a request's answer completed are known, too."""
         self._keep(chain, 0)
 
     def _keep(self, chain: Sequence[Hashable], prompts: int) -> None:
-        """The first page becomes the most recent, so that what is forgotten is a chain's tail."""
+        """Count `prompts` uses of each page. The first page becomes the most recent, so that what is
+        forgotten is the tail of a chain."""
         asked = self._asked
         for name in reversed(chain):
             asked[name] = asked.get(name, 0) + prompts
@@ -77,14 +83,15 @@ class KnownPrefixes:
 
 
 def buckets_of(by: str) -> Iterator[tuple[int, str, float, float]]:
-    """(order, name, low, high) of every bucket of a kind; a value belongs where low <= value < high."""
+    """(order, name, low, high) of every bucket of a kind. A value belongs to a bucket if low <= value <
+    high."""
     edges = EDGES[by]
     for order, (low, high) in enumerate(zip(edges, (*edges[1:], None), strict=True)):
         yield order, _name(low, high), low, math.inf if high is None else high
 
 
 def bucket(by: str, value: float) -> str:
-    """Name of the bucket of that kind in which a value lies."""
+    """The name of the bucket of that kind in which a value lies."""
     return next(name for _, name, low, high in buckets_of(by) if low <= value < high)
 
 
@@ -96,8 +103,10 @@ def _name(low: int, high: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Objectives, seconds; None = no objective. timeout_s: a request without a first token by then has
-    timed out (it is still served). Raises ConfigError."""
+    """Objectives in seconds; None = no objective. Raises ConfigError.
+
+    timeout_s: a request that has no first token by then has timed out. It is still served.
+    """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -112,13 +121,16 @@ class Slo:
 
     @property
     def limits(self) -> bool:
-        """Whether there is an objective that a request that finished may have missed."""
+        """Whether there is an objective that a finished request may have missed."""
         return not (self.ttft_s is None and self.tpot_s is None and self.completion_s is None)
 
     def met(self, ttft: Any, tpot: Any, completion: Any) -> Any:
-        """Whether a request that ended well met every objective. ttft, completion: from its arrival to its
-        first token and to its end. tpot: (last token - first token) / (tokens - 1), 0 for less than two
-        tokens. Seconds, or arrays of them; NaN meets no objective."""
+        """Whether a request that ended well met every objective. Takes seconds, or arrays of them; NaN meets
+        no objective.
+
+        ttft, completion: from the request's arrival to its first token, and to its end.
+        tpot: (last token - first token) / (tokens - 1); 0 for less than two tokens.
+        """
         good: Any = True
         for value, limit in ((ttft, self.ttft_s), (tpot, self.tpot_s), (completion, self.completion_s)):
             if limit is not None:
@@ -126,5 +138,6 @@ class Slo:
         return good
 
     def timed_out(self, waited: Any) -> Any:
-        """Whether a request has timed out that waited so long for its first token, or waits still."""
+        """Whether a request has timed out. waited: seconds from its arrival to its first token, or until now
+        if it has none."""
         return waited > (math.inf if self.timeout_s is None else self.timeout_s)

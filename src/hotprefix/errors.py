@@ -1,8 +1,8 @@
-"""The project's one error tree. Owns: every exception hotprefix raises on purpose.
+"""The project's one error tree. Owns: every exception that hotprefix raises on purpose.
 
-Rules: each error says the offending value and the fix in its message; `HotprefixError` catches them
-all. What a caller may correct derives from `InputError` (the CLI answers it with exit status 2, the
-server with a 4xx); everything else is ours to fix (exit status 1, 5xx).
+Rules: the message of each error says the offending value and the fix. `HotprefixError` catches them all. An
+error that the caller can correct derives from `InputError`: the CLI answers it with exit status 2, the server
+with a 4xx. Every other error is a fault of hotprefix or of the machine (exit status 1, 5xx).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class HotprefixError(Exception):
 
 
 class InputError(HotprefixError):
-    """Something the caller gave is wrong; `param` names the field where there is one."""
+    """Something that the caller gave is wrong. param: the name of the field, if there is one."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -23,11 +23,11 @@ class InputError(HotprefixError):
 
 
 class ConfigError(InputError):
-    """A configuration value is out of range or two of them contradict each other."""
+    """A configuration value is out of range, or two values contradict each other."""
 
 
 class RequestRejected(InputError):
-    """The kernel or engine cannot ever run this request (for example: it needs more pages than exist)."""
+    """This request can never run (for example because it needs more pages than exist)."""
 
 
 class ContextLengthExceeded(RequestRejected):
@@ -38,7 +38,7 @@ class ContextLengthExceeded(RequestRejected):
 
 
 class ModelLoadError(InputError):
-    """The model's files are absent, damaged or of a family that is not supported."""
+    """The model's files are absent or damaged, or of a family that is not supported."""
 
 
 class QueueFull(HotprefixError):
@@ -50,8 +50,9 @@ class QueueFull(HotprefixError):
 
 
 class EngineDead(HotprefixError):
-    """The engine process or thread ended; no answer will come from it."""
+    """The engine process or thread has ended, so no answer will come from it."""
 
 
 class ProtocolError(HotprefixError):
-    """A driver broke the kernel's call order (unknown id, commit of a plan never made): a bug of ours."""
+    """A driver broke the kernel's call order (an unknown id, the commit of a plan that was never made). This
+    is a bug of hotprefix."""

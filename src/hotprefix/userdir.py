@@ -1,6 +1,6 @@
 """The user's own cache folder. Owns: where it is, and whether what lies in it may be executed.
 
-Rule: imports nothing of ours and little else: it is read before anything is loaded.
+Rule: it imports no module of hotprefix and few others, because it is used before anything is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def default_cache_dir() -> Path:
 
 
 def private(directory: Path) -> bool:
-    """Whether it is there and nobody else can write into it, so that code found in it is the user's own."""
+    """Whether the folder exists and only this user can write to it, so that code found in it is the user's
+    own."""
     try:
         found = directory.stat()
     except OSError:

@@ -1,9 +1,9 @@
-"""The compared policies. Owns: the arms of a bench, which run for a workload and its baseline.
+"""The compared policies. Owns: the arms of a bench, which of them a workload runs, and its baseline.
 
-Rules: where requests meet in flight (burst, follow, late pair) every publication x flight pair runs
-against `finish` + `none`. Where they come one after another on a warm document the pairs decide
-nothing (the golden tests show equal counts for all of them), so those workloads compare having the
-cache with not having it, unless every arm is asked for.
+Rules: if a workload's requests meet in flight (burst, follow, late pair), every pair of publication and
+flight runs against `finish` + `none`. If they come one after another on a warm document, the pairs make no
+difference (the golden tests show equal counts for all of them), so those workloads compare a cache with no
+cache, unless every arm is asked for.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _MEETING = (Name.BURST, Name.FOLLOW, Name.LATE_PAIR)
 
 
 def baseline(name: Name) -> Arm:
-    """What a workload's arms are compared with."""
+    """The arm that a workload's other arms are compared with."""
     return INDEPENDENT if name in _MEETING else NO_CACHE
 
 
 def arms(name: Name, *, quick: bool, every: bool = False) -> tuple[Arm, ...]:
-    """The arms a workload runs, its baseline first."""
+    """The arms of a workload, its baseline first."""
     if name in _MEETING:
         return _QUICK if quick and not every else PAIRS
     return (NO_CACHE, *(PAIRS if every else (INDEPENDENT, DEFAULT)))

@@ -1,8 +1,8 @@
-"""Runs one workload on one engine loop. Owns: submission at the right moment and the stopwatch.
+"""Runs one workload on one engine loop. Owns: submission at the right moment, and the stopwatch.
 
-Rules: greedy, end-of-sequence ignored, so every request gives exactly its outputs; everything happens
-in this thread, so the same policy gives the same steps each time; a request that fails ends the bench
-with an error, never with a figure.
+Rules: decoding is greedy and end-of-sequence tokens are ignored, so every request gives exactly the outputs
+it asks for. Everything happens in this thread, so the same policy gives the same steps each time. A request
+that fails ends the bench with an error, never with a figure.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Loop(Protocol):
 
 
 class CountingExecutor:
-    """Passes plans on and counts the prompt positions they compute, per request: the bench's own
-    count, independent of the kernel's."""
+    """Passes plans on, and counts the prompt positions that they compute for each request. It is the bench's
+    own count, independent of the kernel's."""
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
@@ -76,7 +76,7 @@ class _Open:
 
 
 def run_workload(loop: Loop, executor: CountingExecutor, workload: Workload) -> tuple[Record, ...]:
-    """Run it to its end; records in submission order. Raises BenchError."""
+    """Run the workload to its end. Returns the records in submission order. Raises BenchError."""
     records: list[Record] = []
     for wave in workload.waves:
         records += _run_wave(loop, executor, wave)

@@ -1,8 +1,8 @@
-"""What one request and one group of requests cost. Owns: the per-request record, the counts and
-timings of a group, and the duplication factor.
+"""What one request and one group of requests cost. Owns: the record of a request, the counts and timings of a
+group, and the duplication factor.
 
-Rules: counts are tokens and depend on nothing but policy (equal in every run); timings are seconds of
-one monotonic clock. A thing not measured is None, never 0 (docs/terms.md).
+Rules: counts are tokens; they depend on nothing but the policy, so every run gives the same. Timings are
+seconds of one monotonic clock. What was not measured is None, never 0 (docs/terms.md).
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from hotprefix.kernel import tokens as tk
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One finished request. restored: prompt tokens from the cache. computed: prompt positions run
-    through the model for it. ttft, completion: from its own submission. ended: from its wave's barrier."""
+    """One finished request.
+
+    restored: prompt tokens from the cache.
+    computed: prompt positions that the model ran for it.
+    ttft, completion: seconds from its own submission.
+    ended: seconds from its wave's barrier.
+    """
 
     submission: Submission
     restored: int
@@ -32,8 +37,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of one group in one run. required: what perfect sharing with an unlimited cache computes.
-    restored_each: per follower, in submission order."""
+    """Tokens of one group in one run.
+
+    required: what perfect sharing with an unlimited cache computes.
+    restored_each: of each follower, in submission order.
+    """
 
     requests: int
     prompt: int
@@ -54,7 +62,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one group in one run. makespan: barrier to the last request's end."""
+    """Seconds of one group in one run. makespan: from the barrier to the last request's end."""
 
     mean_ttft: float
     max_ttft: float
@@ -63,10 +71,11 @@ class Timings:
 
 
 def required(submissions: Iterable[Submission], page_size: int) -> dict[str, int]:
-    """Prompt tokens each request must compute under perfect sharing, keyed by request id.
+    """Prompt tokens that each request must compute under perfect sharing, by request id.
 
-    A request must compute what no earlier prompt holds as complete pages, and always at least one
-    token (its logits are needed), which rounds its reuse down to whole pages.
+    A request must compute what no earlier prompt holds in complete pages. It always computes at least one
+    token, because that token's logits are needed; so if all of its prompt is known, its last page is
+    computed.
     """
     seen: set[bytes] = set()
     out: dict[str, int] = {}

@@ -1,8 +1,9 @@
-"""The bench's prompt family. Owns: where a workload's token ids come from, live and without a model.
+"""The bench's prompt family. Owns: where a workload's token ids come from, with a tokenizer and without a
+model.
 
-Rules: deterministic (no randomness, no clock); a namespace's document is one endless stream of ids of
-which a prompt takes the first n, so a shorter document is a prefix of a longer one; two namespaces
-differ within their first tokens, so that neither warms the other; exact lengths always.
+Rules: prompts are deterministic (no randomness, no clock). A namespace's document is one endless stream of
+ids, of which a prompt takes the first n, so a shorter document is a prefix of a longer one. Two namespaces
+differ within their first tokens, so that neither warms the other. Lengths are always exact.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _FILLER = (
 
 
 class Material(Protocol):
-    """Gives token ids of exact length."""
+    """Gives runs of token ids of an exact length."""
 
     def document(self, namespace: str, tokens: int) -> Ids:
-        """First `tokens` ids of the namespace's document."""
+        """The first `tokens` ids of the namespace's document."""
         ...
 
     def question(self, namespace: str, number: int, tokens: int) -> Ids:
-        """Exactly `tokens` ids; different numbers differ within the first few."""
+        """Exactly `tokens` ids. Questions with different numbers differ within the first few ids."""
         ...
 
 
@@ -60,8 +61,8 @@ def _paragraph(namespace: str, number: int) -> str:
 
 
 class TextMaterial:
-    """Numbered paragraphs of invented facts and a question, through a tokenizer's `encode` (text ->
-    ids, no special tokens). Paragraphs are encoded one by one, which makes documents prefix-stable."""
+    """Numbered paragraphs of invented facts, and a question. encode: a tokenizer's (text -> ids, no special
+    tokens). Paragraphs are encoded one by one, so that a document's prefix does not depend on its length."""
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
         self._encode = encode

@@ -1,7 +1,7 @@
 """The bench's engine. Owns: `load_rig`, a `Bare` engine as the bench wants it.
 
-Rules: driven in this process and thread, without HTTP and without text output, so that a run times the
-engine and nothing else.
+Rules: the engine is driven in this process and thread, without HTTP and without text output, so that a run
+times the engine and nothing else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`hotprefix bench`. Owns: which runs are made in which order, and the files they leave.
+"""`hotprefix bench`. Owns: which runs are made in which order, and the files that they leave.
 
-Rules: the model is loaded once; every run of an arm starts on a fresh kernel and engine loop, so no
-run warms the next; runs are interleaved over the arms and every second pass goes backwards, so a slow
-minute of the machine does not fall on one arm; one discarded run comes first. Progress and tables go
-to stderr, results to `summary.json` and `report.html`.
+Rules: the model is loaded once. Every run of an arm starts on a fresh kernel and engine loop, so no run warms
+the next. One discarded run comes first. Runs are interleaved over the arms, and every second pass goes
+backwards, so a slow minute of the machine does not fall on one arm. Progress and tables go to stderr, results
+to `summary.json` and `report.html`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ class Rig:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """runs: per arm, None = 3 (1 where quick). every_arm: all publication x flight pairs for every
-    workload, also where the pairs decide nothing."""
+    """What to run.
+
+    runs: for each arm; None = 3, or 1 if `quick`.
+    every_arm: run all pairs of publication and flight for every workload, also if they make no difference.
+    """
 
     names: tuple[Name, ...]
     runs: int | None = None
@@ -101,8 +104,7 @@ def run_arm(rig: Rig, workload: Workload, arm: Arm) -> tuple[Record, ...]:
 def run_bench(rig: Rig, options: Options, out: Path, console: Console) -> Summary:
     """Run the workloads, print their tables, write `out/summary.json` and `out/report.html`.
 
-    Raises InputError where `out` cannot be made or the run count is below 1, BenchError where a
-    request fails.
+    Raises InputError if `out` cannot be made or the run count is below 1, BenchError if a request fails.
     """
     if options.run_count < 1:
         raise InputError(f"runs={options.run_count}: give a whole number >= 1", param="runs")
@@ -170,7 +172,7 @@ def _setup(rig: Rig, options: Options, started: datetime, load: float | None, wa
 
 
 def _machine() -> str:
-    """System, architecture and, where Linux tells, the CPU's name; never the host's name."""
+    """System, architecture and, if Linux tells it, the CPU's name; never the host's name."""
     names: list[str] = []
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

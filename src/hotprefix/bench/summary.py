@@ -1,8 +1,8 @@
 """The bench's result as data. Owns: the schema of `summary.json` and the arithmetic from runs to it.
 
-Rules: every figure keeps its runs; sd is the sample standard deviation (null for one run); JSON has
-null where a thing was not measured, never NaN or Infinity. `Summary.model_json_schema()` is the
-documented schema. Units: tokens, seconds; change: (arm - baseline) / baseline.
+Rules: every figure keeps its runs. sd is the sample standard deviation (null for one run). JSON has null for
+what was not measured, never NaN or Infinity. `Summary.model_json_schema()` is the documented schema. Units:
+tokens, seconds; a change is (arm - baseline) / baseline.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ Runs = Sequence[Sequence[Record]]  # [run][request]
 def summarise(
     workload: Workload, runs: Mapping[Arm, Runs], baseline: Arm, page_size: int, pages: int
 ) -> WorkloadResult:
-    """One workload's result from every arm's records, the baseline's among them."""
+    """The result of one workload. runs: the records of every arm, the baseline among them."""
     need = required(workload.submissions, page_size)
     groups = []
     for group in workload.groups:

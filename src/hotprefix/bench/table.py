@@ -1,6 +1,6 @@
-"""The bench in a terminal. Owns: two tables per workload, counts and times; same wording as the report.
+"""The bench in a terminal. Owns: two tables for each workload, counts and times, worded as in the report.
 
-Rules: 80 columns are enough; a group's name stands on a line of its own.
+Rules: 80 columns are enough. A group's name stands on a line of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The six live workloads as plain data. Owns: what is submitted, when, and who counts as a follower.
+"""The six live workloads as plain data. Owns: what is submitted, when, and which requests count as followers.
 
-Rules: a workload is a tuple of waves. Within a wave every submission without `after` is made at one
-barrier, before any step; one with `after` is made once the named request has that many outputs. The
-next wave starts when the last has ended. Lengths (tokens) follow the published run (
-prompts of 902; 98 to 904; 927; 532; 493; 975; outputs 16 or 128).
+Rules: a workload is a tuple of waves. Within a wave every submission without `after` is made at one barrier,
+before any step; one with `after` is made once the request that it names has that many outputs. The next wave
+starts when the last has ended. Lengths in tokens follow the published run: prompts of 902; 98 to 904; 927;
+532; 493; 975; outputs of 16 or 128.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHURN_PAGES = 341
 
 
 class Name(StrEnum):
-    """Workloads, in the order they run."""
+    """The workloads, in the order in which they run."""
 
     OVERLAP = "overlap"
     FAN_OUT = "fan-out"
@@ -32,7 +32,7 @@ class Name(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Submit once `request` has given `outputs` tokens."""
+    """When to submit: once `request` has given `outputs` tokens."""
 
     request: str
     outputs: int
@@ -40,8 +40,11 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One request. group: the row of the report it counts in. follower: its prompt (or a part of it)
-    was submitted before, so that it could reuse."""
+    """One request.
+
+    group: the row of the report in which it counts.
+    follower: its prompt, or a part of it, was submitted before, so the request could reuse it.
+    """
 
     id: str
     group: str
@@ -56,7 +59,8 @@ Wave = tuple[Submission, ...]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """pages: cache size it asks for (None = the bench's), in pages of 16 tokens' worth."""
+    """Waves of requests. pages: the cache size that it asks for, in pages of 16 tokens; None = the
+    bench's."""
 
     name: Name
     title: str
@@ -75,8 +79,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large a run is. levels: concurrency of burst, fan-out and follow. long: outputs of the
-    workloads that generate."""
+    """How large a run is.
+
+    levels: concurrency of burst and follow.
+    fan_levels: concurrency of fan-out.
+    long: outputs of the workloads that generate.
+    """
 
     levels: tuple[int, ...] = (2, 4, 8)
     fan_levels: tuple[int, ...] = (1, 2, 4, 8)
@@ -94,7 +102,7 @@ QUICK = Scale(
 
 
 def overlap(material: Material, outputs: int) -> Workload:
-    """A seed request, then one probe after another sharing 0 to 100 % of its document."""
+    """A seed request, then one probe after another, each sharing 0 to 100 % of the seed's document."""
     seed = Submission("overlap/seed", "seed", _prompt(material, "overlap", 0, DOCUMENT, 902), outputs, False)
     probes = []
     for number, (percent, length) in enumerate(PROBES, 1):
@@ -134,8 +142,8 @@ def _fan(material: Material, group: str, number: int, outputs: int, follower: bo
 def burst(
     material: Material, levels: Iterable[int], outputs: int, *, prompt: int = 532, rounds: int = 1
 ) -> Workload:
-    """For each level, that many identical cold prompts at once (own document each). rounds: how often
-    the same burst is repeated; from the second on it is warm."""
+    """For each level that many identical cold prompts at once, each level with a document of its own. rounds:
+    how often the same burst is repeated; from the second time on it is warm."""
     waves: list[Wave] = []
     for level in levels:
         ids = _prompt(material, f"burst-{level}", 0, prompt - 24, prompt)
@@ -165,7 +173,7 @@ def follow(material: Material, levels: Iterable[int], outputs: int, *, prompt: i
 
 
 def late_pair(material: Material, outputs: int, *, prompt: int = 532) -> Workload:
-    """A second identical request when the first has given a quarter of its outputs."""
+    """A request, and an identical one when the first has given a quarter of its outputs."""
     at = max(1, outputs // 4)
     return Workload(
         Name.LATE_PAIR,
@@ -185,7 +193,7 @@ def _led(material: Material, name: str, group: str, n: int, outputs: int, prompt
 
 
 def churn(material: Material, prompts: int, outputs: int, pages: int, *, prompt: int = 975) -> Workload:
-    """Two cycles over prompts that together are larger than the cache, one request at a time."""
+    """Two cycles, one request at a time, over prompts that together are larger than the cache."""
     ids = [_prompt(material, f"churn-{i}", 0, prompt - 24, prompt) for i in range(prompts)]
     waves = [
         (Submission(f"churn/{cycle}/{i}", f"cycle {cycle}", ids[i], outputs, cycle > 1),)

@@ -1,7 +1,7 @@
-"""`hotprefix replay --against-live`. Owns: from its arguments to its files.
+"""`hotprefix replay --against-live`. Owns: the way from its arguments to its files.
 
-Rules: progress and tables on stderr; `OUT/against-live.json` and `OUT/against-live.html`; the status is 1
-where the simulator did not make the engine's decisions, since that is a fault of ours.
+Rules: progress and tables go to stderr, results to `OUT/against-live.json` and `OUT/against-live.html`. The
+exit status is 1 if the simulator did not make the engine's decisions, because that is a fault of hotprefix.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(
     seed: int = 0,
     json: bool = False,
 ) -> None:
-    """Compare, show and write. cost: file or preset, None = calibrate first. Raises InputError."""
+    """Compare, show and write. cost: file or preset; None = calibrate first. Raises InputError."""
     from hotprefix.engine.bare import Bare
     from hotprefix.lab.cost.presets import load_cost
     from hotprefix.lab.live.against import Options, against_live

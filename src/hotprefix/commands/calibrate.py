@@ -1,6 +1,6 @@
 """`hotprefix calibrate`. Owns: its arguments.
 
-Rules: progress on stderr, the model in the file; `--json` prints it too.
+Rules: progress goes to stderr and the model to the file; `--json` prints the model, too.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def calibrate(
 
 
 def _check_writable(out: Path) -> None:
-    """Measuring takes minutes: what could not be kept is not measured. Raises InputError."""
+    """Measuring takes minutes, so a file that cannot be written is found out before. Raises InputError."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out.parent).close()

@@ -1,6 +1,6 @@
 """`hotprefix compile`. Owns: making the native copy that `hotprefix.compiled` finds.
 
-Rules: mypyc turns the same annotated sources into C, nothing is written twice. A copy appears under its name
+Rules: mypyc turns the same annotated sources into C; nothing is written twice. A copy appears under its name
 complete or not at all, so commands may run and compile at the same time.
 """
 
@@ -23,7 +23,7 @@ from hotprefix.errors import ConfigError, HotprefixError
 stderr = Console(stderr=True)
 
 TIMEOUT_S = 1800
-# Types of what is not compiled are needed only where they meet what is; reading all of polars takes minutes.
+# mypyc reads the types of imported packages, and all of polars takes minutes. These need not be read.
 SETTINGS = """[mypy]
 [mypy-polars.*,pydantic.*,scipy.*]
 follow_imports = skip
@@ -41,7 +41,7 @@ setup(name="hotprefix-native", packages=[], ext_modules=extensions, script_args=
 
 
 class CompileFailed(HotprefixError):
-    """mypyc or the C compiler gave up; the message ends with what it said."""
+    """mypyc or the C compiler failed. The message ends with what it printed."""
 
 
 def compile_() -> None:
@@ -69,7 +69,8 @@ def compile_() -> None:
 
 
 def _tell_others(target: Path) -> None:
-    """What copies of other sources take. None is deleted here: another checkout may be running one."""
+    """Tell how much room copies of other sources take. None is deleted here, because another checkout may be
+    running one."""
     others = [place for place in target.parent.iterdir() if place != target]
     if others:
         size = sum(file.stat().st_size for place in others for file in place.rglob("*") if file.is_file())
@@ -81,7 +82,7 @@ def _tell_others(target: Path) -> None:
 
 
 def build(package: Path, target: Path, optimise: int = 1) -> None:
-    """Make a copy of the package's sources, unless it is there by then. optimise: the C compiler's level.
+    """Make a copy of the package's sources, unless it exists by then. optimise: the C compiler's level.
     Raises CompileFailed and OSError."""
     compiled.folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as place:
@@ -107,7 +108,7 @@ def _translate(place: Path, modules: list[Path], optimise: int) -> None:
 
 
 def _put(copy: Path, target: Path) -> None:
-    """Under its name at once; where another process was quicker, its copy is as good."""
+    """Rename the copy to its final name. If another process was quicker, its copy is as good."""
     try:
         copy.rename(target)
     except OSError:

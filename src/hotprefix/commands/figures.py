@@ -1,4 +1,4 @@
-"""Figures for people. Owns: how one is written in a command's table (JSON has them exactly)."""
+"""Figures for people. Owns: how one is written in a command's table. (JSON has them exactly.)"""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ DIGITS = 4
 
 
 def readable(name: str, value: Any) -> str:
-    """A number with thousands separators, one that is not whole to DIGITS digits; a `_share` in percent, what
-    ends in `_s` in seconds; percentiles side by side, notes below each other, - for what there is not."""
+    """A figure as text. A number has thousands separators and, if it is not whole, DIGITS digits. If the name
+    ends in `_share` it is in percent, if it ends in `_s` in seconds. Percentiles stand side by side, notes
+    one below the other. What is missing is "-"."""
     if isinstance(value, dict):
         return "  ".join(f"{key} {readable(name, held)}" for key, held in value.items()) or "-"
     if isinstance(value, tuple):

@@ -1,7 +1,8 @@
 """`hotprefix replay`. Owns: its arguments.
 
-Rules: progress and the summary's table go to stderr, results to files in --out, with `--json` to stdout too.
-A run that failed is told at the end, after everything that worked was written, and makes the status 1.
+Rules: progress and the summary's table go to stderr, results to files in --out, and with `--json` to stdout,
+too. If a run failed, that is told at the end, after everything that worked was written, and the exit status
+is 1.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def replay(
 
 
 def _refuse_unused(given: dict[str, Any]) -> None:
-    """Raises InputError where an option of experiments is given to what is none."""
+    """Raises InputError if an option that belongs to experiments is given with --against-live."""
     for name, value in given.items():
         if value:
             raise InputError(
@@ -121,7 +122,8 @@ def _tell(line: str) -> None:
 
 
 def _load_report() -> None:
-    """matplotlib takes half a second to import: most of it while the runs go."""
+    """Import the report's modules. matplotlib takes half a second; most of that passes while the runs go
+    on."""
     import_module("hotprefix.report.replay.write")
 
 
@@ -145,7 +147,7 @@ def _command(
     experiment: str, trace: str | None, limit: int | None, seeds: int | None, until_decided: int | None,
     sets: list[str],
 ) -> str:  # fmt: skip
-    """What gives these results again."""
+    """The command that gives these results again."""
     words = ["hotprefix", "replay", experiment]
     given = {
         "--trace": trace, "--limit": limit, "--seeds": seeds, "--until-decided": until_decided,

@@ -1,8 +1,8 @@
 """`hotprefix trace`. Owns: its sub-commands and their arguments.
 
-Rules: results on stdout, progress and tables on stderr, files whole or not at all. `info` and `check` say
-what a file records, so they assume nothing about coding-agent files unless asked; `convert` writes what
-`replay` would read.
+Rules: results go to stdout, progress and tables to stderr; files are written whole or not at all. `info` and
+`check` tell what a file records, so they assume nothing about coding-agent files unless they are asked to;
+`convert` writes what `replay` would read.
 """
 
 from __future__ import annotations
@@ -258,7 +258,8 @@ def _open(
     file: str, format: str, block_size: int | None, time_unit: str | None, limit: int | None,
     shared_prefix: bool | None, answers: bool, starts: Any = None,
 ) -> Any:  # fmt: skip
-    """starts: of sessions, where what is opened is to be replayed; it shares the prefix then, unless told."""
+    """Open a trace. starts: when sessions begin, given only if the trace is to be replayed; its sessions
+    share a prefix then, unless `shared_prefix` says otherwise."""
     from hotprefix.lab.trace.agents import Assumed
     from hotprefix.lab.trace.clock import PER_SECOND
     from hotprefix.lab.trace.open import open_trace

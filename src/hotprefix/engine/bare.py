@@ -1,8 +1,8 @@
 """The engine without text. Owns: `Bare`, a model loaded once for any number of fresh loops.
 
-Rules: the same parts as the server's engine (decoder, pool, sampler, loop), driven in the caller's process
-and thread with token ids alone, so that what is measured is the engine and nothing else. Loops share the
-KV pool: one at a time.
+Rules: the parts are those of the server's engine (decoder, pool, sampler, loop). They are driven in the
+caller's process and thread, with token ids alone, so that what is measured is the engine and nothing else.
+All loops use the same KV pool, so only one may be in use at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from hotprefix.kernel.events import Sink
 
 @dataclass(frozen=True)
 class Bare:
-    """name: the model's. pool: the executor's, whose pages every loop uses."""
+    """A loaded model and the pool that its loops use.
+
+    name: the model's.
+    pool: the executor's pool; every loop uses its pages.
+    """
 
     name: str
     loaded: LoadedModel
@@ -50,7 +54,11 @@ class Bare:
         threads: int | None = None,
         progress: Progress = lambda line: None,
     ) -> Bare:
-        """model: as `--model`. threads: CPU threads, None = all. Raises ModelLoadError or ConfigError."""
+        """Load a model and allocate its pool. Raises ModelLoadError or ConfigError.
+
+        model: as `--model`.
+        threads: CPU threads; None = all.
+        """
         if threads is not None:
             if threads < 1:
                 raise ConfigError(
@@ -66,7 +74,7 @@ class Bare:
 
     @classmethod
     def of(cls, name: str, loaded: LoadedModel, pages: int, page_size: int) -> Bare:
-        """With a pool of its own for a loaded model. Raises ConfigError where the memory is not there."""
+        """A loaded model with a pool of its own. Raises ConfigError if there is not enough memory."""
         decoder = loaded.decoder
         pool = KVPool.allocate(decoder.config, pages, page_size, decoder.dtype, decoder.device)
         sampler = Sampler(decoder.config.vocab_size, decoder.device)
@@ -86,16 +94,17 @@ class Bare:
 
     @property
     def positions(self) -> int:
-        """Of the model's context."""
+        """Positions of the model's context."""
         return self.loaded.decoder.config.max_positions
 
     @property
     def max_positions(self) -> int:
-        """Prompt plus outputs of one request, at most: the model's context, or the pool's."""
+        """Most positions of one request (prompt plus outputs): the model's context, or the pool if that is
+        smaller."""
         return min(self.positions, self.pool.pages * self.pool.page_size)
 
     def with_pool(self, pages: int, page_size: int) -> Bare:
-        """The same model with another pool. Raises ConfigError where the memory is not there."""
+        """The same model with another pool. Raises ConfigError if there is not enough memory."""
         return Bare.of(self.name, self.loaded, pages, page_size)
 
     def loop(
@@ -107,8 +116,8 @@ class Bare:
         clock: Callable[[], float] = time.monotonic,
         observer: Observer | None = None,
     ) -> EngineLoop:
-        """A fresh loop. executor: what stands before this one's and passes plans on to it. Raises
-        ConfigError where the kernel's pages are not the pool's."""
+        """A fresh loop. executor: the executor to drive; it passes plans on to this object's own. None = this
+        object's own. Raises ConfigError if the kernel's pages are not the pool's."""
         if kernel.page_size != self.pool.page_size or kernel.total_pages > self.pool.pages:
             raise ConfigError(
                 f"{kernel.total_pages} pages of {kernel.page_size}: the loaded pool has {self.pool.pages} of "

@@ -1,7 +1,7 @@
 """From settings to a running loop. Owns: `build_engine`, the one place where the engine's parts meet.
 
-Rules: reads no environment; says what it is doing (`progress` gets lines for people); refuses sizes
-that do not fit with their numbers. Everything it returns is driven by one thread.
+Rules: it reads no environment variable. It tells what it is doing (`progress` gets lines for people to read).
+Sizes that do not fit are refused with the numbers. Everything it returns is driven by one thread.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def build_engine(
     sink: Sink | None = None,
     observer: Observer | None = None,
 ) -> EngineLoop:
-    """Load the model and make a loop. Raises ModelLoadError (its files) or ConfigError (settings;
-    records that are asked for without the observer that would write them)."""
+    """Load the model and make a loop. Raises ModelLoadError (the model's files) or ConfigError (the settings,
+    or they ask for records and there is no observer to write them)."""
     started = time.monotonic()
     if config.observed is not None and observer is None:
         raise ConfigError(
@@ -54,7 +54,9 @@ def build_engine(
         )
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    store = None if config.l3 is None else open_store(config.l3)  # a wrong URL is told before the model loads
+    store = (
+        None if config.l3 is None else open_store(config.l3)
+    )  # so a wrong URL is reported before the model loads
     files = resolve_model(config.model)
     progress(f"loading {files.name}")
     loaded = load_model(

@@ -1,9 +1,13 @@
 """The engine seen from an asyncio program. Owns: `AsyncEngine`, the child's life and the open streams.
 
-Rules: every stream ends with exactly one terminal delta, also when the child dies (`Finish.ERROR`), and
-its id is forgotten there. Nothing here blocks the event loop. A dead child is replaced at once, then with
-growing pauses, at most `restarts` times in a row; a request that was answered ends the row. A child in
-which even a harmless request fails is killed. Requests never move to the new child: what was lost is told.
+Rules:
+1. Every stream ends with exactly one terminal delta, also if the child dies (`Finish.ERROR`), and its id is
+   forgotten then.
+2. Nothing here blocks the event loop.
+3. A dead child is replaced: at once the first time, then after growing pauses, at most `restarts` times in a
+   row. An answered request ends the row.
+4. A child in which even a harmless request fails is killed.
+5. Requests never move to the new child: each that was lost is told so.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class State(StrEnum):
-    """Where the child is. FAILED: it died more often than allowed and is not started again."""
+    """The child's state. FAILED: it died more often than allowed and is not started again."""
 
     LOADING = "loading"
     READY = "ready"
@@ -40,8 +44,13 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """ok: a request would be answered. reason: for people, where it would not. alive: it is, or will be
-    without help from outside: a child that hangs, or died too often, needs a new process around it."""
+    """Whether the engine can be used.
+
+    ok: a request would be answered.
+    reason: why it would not, for people to read.
+    alive: it is ok, or will be without help from outside. False if the child hangs or died too often: then a
+    new process is needed around it.
+    """
 
     ok: bool
     reason: str
@@ -50,12 +59,13 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """When a child counts as hung and how it is replaced. Seconds.
+    """When a child counts as hung, and how it is replaced. Seconds.
 
-    idle_hang_s / busy_hang_s: silence after which an idle / stepping child counts as hung; a busy one
-    gets at least five times the longest step seen. restarts: deaths in a row that are followed by a
-    new child. pause_s: wait before the second restart in a row; doubles up to 30 s. give_up: after that many
-    times the silence a hung child is not expected to come back.
+    idle_hang_s: silence after which an idle child counts as hung.
+    busy_hang_s: the same for a child with work; it always gets at least five times the longest step seen.
+    restarts: how many deaths in a row are followed by a new child.
+    pause_s: wait before the second restart in a row; it doubles with each further one, up to 30 s.
+    give_up: a hung child is expected to come back until its silence is this many times the limit.
     """
 
     idle_hang_s: float = 5.0
@@ -66,9 +76,11 @@ class Supervision:
 
 
 class Stream:
-    """Deltas of requests that were submitted together, interleaved, in order for each; iteration ends
-    after the last one's terminal delta. `close` aborts those that have not ended: call it on every exit
-    (or use `async with`)."""
+    """The deltas of requests that were submitted together: interleaved, in order for each request.
+
+    Iteration ends after the terminal delta of the last request. `close` aborts the requests that have not
+    ended; call it on every exit, or use `async with`.
+    """
 
     def __init__(self, requests: Sequence[Generate], abort: Callable[[Iterable[str]], None]) -> None:
         self.usage = {request.id: Usage(len(request.prompt), 0) for request in requests}
@@ -79,7 +91,7 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether the last terminal delta was taken."""
+        """Whether the terminal delta of every request was taken."""
         return not self._open
 
     def put(self, delta: Delta) -> None:
@@ -116,9 +128,11 @@ class Stream:
 class AsyncEngine:
     """An engine in a child process. All methods are for one event loop.
 
-    build(config, progress) -> engine loop runs in the child, so it must be importable there.
-    on_progress gets lines about loading. `failed` is set when the child died too often to be started
-    again. Raises EngineDead wherever the child cannot answer.
+    build: build(config, progress) makes the engine loop. It runs in the child, so it must be importable
+    there.
+    on_progress: gets lines about loading.
+    failed: set if the child died too often to be started again.
+    Every method that needs an answer from the child raises EngineDead if the child cannot give one.
     """
 
     def __init__(
@@ -149,7 +163,7 @@ class AsyncEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Raises EngineDead before the first load."""
+        """What the child told when it was loaded. Raises EngineDead before the first load."""
         if self._info is None:
             raise EngineDead(self._reason)
         return self._info
@@ -165,20 +179,21 @@ class AsyncEngine:
 
     @property
     def open_requests(self) -> int:
-        """Streams whose terminal delta has not come."""
+        """Requests whose terminal delta has not come."""
         return len(self._streams)
 
     async def start(self) -> None:
-        """Start the child and wait until it can answer. Raises what building the engine raised
-        (ModelLoadError, ConfigError), or EngineDead."""
+        """Start the child and wait until it can answer. Raises EngineDead, or what building the engine raised
+        (ModelLoadError, ConfigError)."""
         self._loaded = asyncio.get_running_loop().create_future()
         self._spawn()
         await self._loaded
 
     async def stop(self, limit_s: float = 5.0) -> None:
-        """End the child: asked first, killed after `limit_s`. Open streams end with an error at once."""
+        """End the child: it is asked first, and killed after `limit_s`. Open streams end with an error at
+        once."""
         child, self._state, self._reason = self._child, State.STOPPED, "the engine was stopped"
-        self._tell_all(EngineDead(self._reason))  # now: a child that hangs would keep them all waiting
+        self._tell_all(EngineDead(self._reason))  # before asking a child that may hang
         if self._restart:
             self._restart.cancel()
         if child is None:
@@ -202,8 +217,8 @@ class AsyncEngine:
         return Health(True, "ready")
 
     async def submit(self, requests: Sequence[Generate]) -> Stream:
-        """Hand over several requests, all or none, and wait until they are queued. Raises
-        RequestRejected, QueueFull, InputError, EngineDead; ValueError where an id is in use."""
+        """Hand over several requests, all or none, and wait until they are queued. Raises RequestRejected,
+        QueueFull, InputError or EngineDead; ValueError if an id is in use."""
         stream = Stream(requests, self.abort)
         ids = list(stream.usage)
         if len(ids) != len(requests) or any(request_id in self._streams for request_id in ids):
@@ -224,7 +239,7 @@ class AsyncEngine:
                 yield delta
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End requests early. Their streams get their terminal delta; ids not open are ignored."""
+        """End requests early. Their streams get their terminal delta. Ids that are not open are ignored."""
         known = tuple(request_id for request_id in ids if request_id in self._streams)
         if known and self._child:
             self._child.send(wire.Abort(known))
@@ -238,12 +253,13 @@ class AsyncEngine:
         return stats
 
     def _call(self, message: Callable[[int], wire.ToChild], ids: Sequence[str] = ()) -> asyncio.Future[Any]:
-        """Send a message that is answered by a Reply; `ids` are forgotten where it is refused."""
+        """Send a message that is answered by a Reply. ids: the requests in it; they are forgotten if it is
+        refused."""
         if self._state is not State.READY or self._child is None:
             raise EngineDead(f"the engine is {self._state}: {self._reason}")
         call = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
-        self._child.send(message(call))  # raises where it cannot be pickled: then nobody is to answer
+        self._child.send(message(call))  # if it cannot be pickled this raises, and no answer is awaited
         self._calls[call] = (future, ids)
         return future
 
@@ -275,7 +291,7 @@ class AsyncEngine:
                 self._refused = message.error
 
     def _on_ready(self, info: EngineInfo) -> None:
-        if self._state is not State.LOADING:  # stopped meanwhile
+        if self._state is not State.LOADING:  # it was stopped meanwhile
             return
         self._state, self._reason, self._info = State.READY, "ready", info
         self._busy = False
@@ -295,12 +311,12 @@ class AsyncEngine:
         stream.put(delta)
 
     def _look_after(self) -> None:
-        """A request failed: find out about the child, unless it is gone, stopped or being looked at."""
+        """A request failed: check the child, unless it is gone, stopped or being checked already."""
         if self._probe is None and self._child is not None and self._state is State.READY:
             self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
 
     async def _check(self, child: EngineProcess) -> None:
-        """After a request failed: does a harmless one work? If not, the child is beyond help (a device
+        """Send the child a harmless request. If that fails too, the child is beyond help (after a device
         error that stays, for example) and is replaced."""
         request = Generate(
             f"probe-{next(self._numbers)}", (0,), SamplingParams(max_tokens=1, ignore_eos=True)
@@ -321,7 +337,7 @@ class AsyncEngine:
             for request_id in ids:
                 del self._streams[request_id]
         elif ids:
-            self._busy = True  # its first step may be long, and says nothing before its end
+            self._busy = True  # the first step may be long, and no beat comes before its end
         if future.done():
             return
         if reply.error is not None:
@@ -330,7 +346,7 @@ class AsyncEngine:
             future.set_result(reply.value)
 
     def _on_death(self, child: EngineProcess) -> None:
-        """The child is gone: tell everybody who waits for it, then replace it."""
+        """The child is gone: end every stream and call that waits for it, then replace it."""
         if child is not self._child:
             return
         self._child = None
@@ -338,7 +354,7 @@ class AsyncEngine:
         self._tell_all(ended)
         error = self._refused or ended
         if self._loaded and not self._loaded.done():
-            if self._state is not State.STOPPED:  # asked to end while it was loading
+            if self._state is not State.STOPPED:  # not if it was asked to end while loading
                 self._state, self._reason = State.FAILED, str(error)
             self._loaded.set_exception(error)
         if self._state in (State.STOPPED, State.FAILED):

@@ -1,9 +1,9 @@
 """Engine settings. Owns: `EngineConfig`, what `build_engine` needs to know.
 
-Rules: frozen, validated when built (the policies' own limits by `KernelConfig`), picklable so that it
-can travel to the engine's process. No option is without effect: one that needs another (`NEEDS`) is refused
-without it. What a switch turns off (`prefix_cache`, `refresh`) may stay as it is, so that the switch can be
-thrown alone. Units: tokens.
+Rules: settings are frozen, validated when they are built (the policies' own limits by `KernelConfig`), and
+picklable, so that they can travel to the engine's process. No option is without effect: one that needs
+another (`NEEDS`) is refused without it. Only what a switch turns off (`prefix_cache`, `refresh`) may keep its
+values, so that the switch can be changed alone. Units: tokens.
 """
 
 from __future__ import annotations
@@ -30,19 +30,31 @@ from hotprefix.kernel.config import (
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """model: path, hub id or "default". dtype: auto | float32 | bfloat16. device: auto | cpu | cuda.
-    decode_weights: auto | dense | quantised, what small steps read (docs/decisions/0009-quantised-decode.md).
-    kv_tokens: capacity of the KV pool. window_tokens: capacity of the pools of layers with an attention
-    window (engine/groups.py); None = kv_tokens if all layers have one, else 0 = none. max_model_len:
-    prompt plus outputs of one request, at most (None = the model's context, or the pool where that is
-    smaller). session_tokens: how much ended requests of sessions may keep protected. l2_tokens: capacity
-    of the host pool, 0 = no L2. l3: URL of an external store (docs/stores.md), which needs an L2.
-    threads: CPU threads (None = all). events: path of an event log, events_key_file: of its fingerprints'
-    key (None = random); kv_events, kv_events_replay: addresses for KV events, kv_events_form: maps |
-    arrays, kv_events_topic: their first frame, kv_events_tokens: send token ids with them; otel: URL of
-    a collector for spans (docs/records.md). slo: objectives that requests are held against; None = they are
-    not. Policies (publication, flight, order, eviction, refresh, write, prefetch) are members of their enums
-    or the names of these as texts. Raises ConfigError."""
+    """The engine's settings. Raises ConfigError. Policies (publication, flight, order, eviction, refresh,
+    write, prefetch) are given as members of their enums or by name.
+
+    model: path, hub id or "default".
+    dtype: auto | float32 | bfloat16.
+    device: auto | cpu | cuda.
+    decode_weights: auto | dense | quantised: what small steps read (docs/decisions/0009-quantised-decode.md).
+    kv_tokens: capacity of the KV pool.
+    window_tokens: capacity of the pools of layers with an attention window (engine/groups.py). None =
+    kv_tokens if all layers have one, otherwise 0; 0 = no such pools.
+    max_model_len: most tokens of one request, prompt plus outputs. None = the model's context, or the pool if
+    that is smaller.
+    session_tokens: how much ended requests of sessions may keep protected.
+    l2_tokens: capacity of the host pool; 0 = no L2.
+    l3: URL of an external store (docs/stores.md); needs an L2.
+    threads: CPU threads; None = all.
+    events: path of an event log.
+    events_key_file: file with the key of the log's fingerprints; None = a random key.
+    kv_events, kv_events_replay: addresses for KV events (docs/records.md).
+    kv_events_form: maps | arrays.
+    kv_events_topic: the first frame of each KV event message.
+    kv_events_tokens: send token ids with KV events.
+    otel: URL of a collector for spans.
+    slo: objectives that requests are measured against; None = no objectives.
+    """
 
     model: str = "default"
     dtype: str = "auto"
@@ -140,7 +152,7 @@ class EngineConfig:
 
     @property
     def observed(self) -> str | None:
-        """The first option that asks for records, which only an observer writes; None if there is none."""
+        """The first option given that asks for records, which only an observer writes; None if none does."""
         return next((name for name in ("events", "kv_events", "otel") if getattr(self, name)), None)
 
     def kernel(self) -> KernelConfig:
@@ -166,7 +178,7 @@ class EngineConfig:
         )
 
     def _tiers(self) -> TierConfig | None:
-        tiers = TierConfig(  # checked also where there is no L2
+        tiers = TierConfig(  # built also without an L2, so that its values are checked
             pages=max(1, self.l2_tokens // self.page_size),
             storage=self.l3 is not None,
             write=self.write,

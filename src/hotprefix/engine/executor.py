@@ -1,7 +1,7 @@
-"""The executor contract. Owns: the one interface between the kernel's plans and whatever computes them.
+"""The executor contract. Owns: the one interface between the kernel's plans and what computes them.
 
-Rules: an executor runs exactly the plan it is given and never decides about pages. The torch model,
-the tests' fake and the lab's cost model all stand behind this protocol.
+Rules: an executor runs exactly the plan it is given and never decides about pages. The torch model, the
+tests' fake and the lab's cost model all stand behind this protocol.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from hotprefix.kernel.request import RequestId
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One position's log-probabilities: the token's own, its rank (1 = most likely) and the top ones
-    as (token id, logprob), most likely first."""
+    """One position's log-probabilities.
+
+    token, logprob: the token's own.
+    rank: 1 = the most likely token.
+    top: the most likely tokens as (token id, logprob), most likely first.
+    """
 
     token: int
     logprob: float
@@ -29,8 +33,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What sampling gave one request in one step. ended: the request's grammar is complete with this
-    token, nothing may follow it."""
+    """What sampling gave one request in one step. ended: the request's grammar is complete with this token,
+    so nothing may follow it."""
 
     token: int
     logprob: TokenLogprob | None = None
@@ -39,18 +43,22 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Unsampled:
-    """No token can be sampled for one request, and why: its grammar has failed, or nothing is allowed. The
-    others of its step have their tokens."""
+    """Why no token can be sampled for one request: its grammar has failed, or it allows no token. The other
+    requests of the step have their tokens."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """sampled: for each chunk with `samples`, a token or why there is none. prompt_logprobs: for requests
-    that asked, the entries of the prompt positions whose logits this step computed, in order (position p's
-    logits score token p + 1; the first prompt token has none and gets no entry). restore_s: seconds that
-    the plan's copies from L2 took."""
+    """What one step gave.
+
+    sampled: for each chunk with `samples`, a token, or why there is none.
+    prompt_logprobs: for requests that asked for them, the entries of the prompt positions whose logits this
+    step computed, in order. The logits of position p score token p + 1, so the first prompt token has no
+    entry.
+    restore_s: seconds that the plan's copies from L2 took.
+    """
 
     sampled: Mapping[RequestId, Sampled | Unsampled]
     prompt_logprobs: Mapping[RequestId, Sequence[TokenLogprob]] = field(default_factory=dict)
@@ -68,9 +76,9 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run the plan's chunks. Raises on failure; KV written so far is then worthless."""
+        """Run the plan's chunks. If it raises, the KV that the step has written so far is worthless."""
         ...
 
     def finish(self, request: RequestId) -> None:
-        """Forget the request (ended or aborted). Unknown ids are ignored."""
+        """Forget a request that has ended or was aborted. Unknown ids are ignored."""
         ...

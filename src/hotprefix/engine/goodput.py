@@ -1,8 +1,8 @@
-"""How requests fare against the operator's objectives. Owns: `Goodput`, its counts since the engine's start.
+"""How requests do against the operator's objectives. Owns: `Goodput`, the counts since the engine's start.
 
-Rules: kept only where objectives are given. Each request counts once, when it ends or is refused, by its
-heat on arrival and by its outcome; what meets the objectives and what is hot is `definitions`'. Times are
-the loop's clock, from when the client's request reached the server.
+Rules: there are counts only if objectives are given. Each request counts once, when it ends or is refused, by
+its heat on arrival and by its outcome. `definitions` says which requests meet the objectives and which are
+hot. Times are by the loop's clock, from the moment at which the client's request reached the server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that has not ended. last: names the prompt up to its last complete page."""
+    """A request that has not ended. last: the name of the prompt up to its last complete page
+    (`Goodput._chain`)."""
 
     request: Request
     arrived: float
@@ -42,17 +43,17 @@ class Goodput:
         self._groups = {name: Outcomes(timeouts=timeouts) for name in GROUPS}
 
     def asked(self, request: Request, arrived: float) -> None:
-        """A request comes to the kernel."""
+        """A request is about to be given to the kernel."""
         chain, last = self._chain(hash(request.namespace), request.key)
         hot = is_hot(self.known.ask(chain).pages * self.page_size, request.prompt_len)
         self._asked[request.id] = _Asked(request, arrived, "hot" if hot else "cold", last)
 
     def refused(self, request: RequestId) -> None:
-        """The kernel would not take it."""
+        """The kernel has refused the request."""
         self._groups[self._asked.pop(request).group].refused += 1
 
     def ended(self, live: Live, finish: Finish, said: bytes, now: float) -> None:
-        """A request's last progress, with its outputs."""
+        """The request has ended. said: its outputs."""
         asked = self._asked.pop(live.message.id)
         self._answered(asked, said)
         group = self._groups[asked.group]
@@ -70,20 +71,20 @@ class Goodput:
             group.aborted += finish is Finish.ABORT
 
     def fared(self) -> Fared:
-        """A snapshot."""
+        """A snapshot of the counts."""
         return Fared(self.slo, {name: replace(found) for name, found in self._groups.items()})
 
     def _answered(self, asked: _Asked, said: bytes) -> None:
-        """The pages that the answer completed are known from now on; the one in which the prompt ends is
-        first."""
+        """From now on the pages that the answer completed are known. The first of them is the one in which
+        the prompt ends."""
         page = self.page_size
         begun = asked.request.prompt_len // page * page * TOKEN_BYTES
         self.known.answered(self._chain(asked.last, asked.request.key[begun:] + said)[0])
 
     def _chain(self, last: int, tokens: bytes) -> tuple[list[int], int]:
-        """Names of the complete pages of `tokens` behind what `last` names, and the last of them. They stay
-        in this process: no client can look for tokens whose names collide, as Python keys the hash of
-        bytes."""
+        """The names of the complete pages of `tokens`, and the last of these names. last: the name of all
+        that comes before `tokens`. Names never leave this process, and Python keys the hash of bytes, so no
+        client can look for tokens whose names collide."""
         width = self.page_size * TOKEN_BYTES
         found = []
         for at in range(0, len(tokens) - width + 1, width):

@@ -1,9 +1,12 @@
 """Which pool each layer's KV lies in. Owns: a model's layer groups and the sizes of their pools.
 
-Rules (docs/decisions/0014-layer-groups.md): a layer with an attention window keeps its KV in its window's
-pool, if there is one, else with the full-attention layers. A model of window layers only gets such a pool
-by itself: it loses nothing, and `kv_tokens` is then that pool's size. A model that mixes both gets one where
-`window_tokens` says how large. A window as long as the context is none.
+Rules (docs/decisions/0014-layer-groups.md):
+1. A layer with an attention window keeps its KV in its window's pool, if there is one, otherwise with the
+   full-attention layers.
+2. A model that has window layers only gets such pools without being asked, because it loses nothing by them;
+   `kv_tokens` is then the size of each.
+3. A model that mixes both kinds gets them if `window_tokens` says how large.
+4. A window as long as the context counts as full attention.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ NAMES_PER_FRAME = 4
 
 
 def kernel_config(config: EngineConfig, model: ModelConfig) -> KernelConfig:
-    """The kernel's settings for this model. Raises ConfigError where `window_tokens` cannot be had."""
+    """The kernel's settings for this model. Raises ConfigError if the model cannot have the pools that
+    `window_tokens` asks for."""
     kernel, page = config.kernel(), config.page_size
     windows = sorted({w for w in model.windows if w is not None and w < model.max_positions})
     tokens = _window_tokens(config, model, windows)
@@ -29,13 +33,13 @@ def kernel_config(config: EngineConfig, model: ModelConfig) -> KernelConfig:
     groups = tuple(LayerGroup(GroupKind.WINDOW, tokens // page, window) for window in windows)
     if 0 in pool_of_layers(model, groups):
         return replace(kernel, groups=groups)
-    # No layer keeps anything of a page but its frame: the page is a name, and names cost next to nothing.
+    # Every layer keeps its KV in frames, so a page holds nothing: it is a name, and costs next to nothing.
     names = max(NAMES_PER_FRAME * (tokens // page), -(-model.max_positions // page))
     return replace(kernel, total_pages=names, groups=groups)
 
 
 def _window_tokens(config: EngineConfig, model: ModelConfig, windows: Sequence[int]) -> int:
-    """Size of each window's pool, 0 = none."""
+    """Size of each window's pool; 0 = there are none. Raises ConfigError."""
     asked = config.window_tokens
     if asked == 0:
         return 0
@@ -63,6 +67,6 @@ def _window_tokens(config: EngineConfig, model: ModelConfig, windows: Sequence[i
 
 
 def pool_of_layers(model: ModelConfig, groups: Sequence[LayerGroup]) -> tuple[int, ...]:
-    """For each layer, 0 where its KV lies in the kernel's pages, i + 1 where it does in group i's frames."""
+    """For each layer, 0 if its KV lies in the kernel's pages, i + 1 if it lies in group i's frames."""
     place = {group.window: i for i, group in enumerate(groups, 1)}
     return tuple(0 if window is None else place.get(window, 0) for window in model.windows)

@@ -1,9 +1,9 @@
 """L2's memory. Owns: `HostPool`, one contiguous run of bytes per page, and the copies to and from L1.
 
-Rules: which page holds what is the kernel's business; `carry` makes a plan's copies in the plan's
-order (stores are read out first, then saves, then restores), so no page is overwritten before it was
-read. Copies move opaque units, one layer's keys or values of one page: numpy takes each with one memory
-copy, where torch's indexing looks at every number. A plan's pages cross to another device in one piece.
+Rules: the kernel decides which page holds what. `carry` makes a plan's copies in the plan's order (stores are
+read out first, then saves, then restores), so no page is overwritten before it was read. Copies move units
+whose content does not matter, one layer's keys or values of one page: numpy moves each with one memory copy,
+while torch's indexing looks at every number. A plan's pages cross to another device in one piece.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class LinkCounters:
 
 
 class HostPool:
-    """`pages` pages beside an L1 pool. put(key, parent, payload): takes pages on their way to L3, copied."""
+    """`pages` pages beside an L1 pool. put(key, parent, payload): takes a copy of a page on its way to L3."""
 
     def __init__(self, pool: KVPool, pages: int, put: Put | None = None) -> None:
-        """Raises ConfigError where the memory is not there."""
+        """Raises ConfigError if there is not enough memory."""
         self._layers = [
             tensor.view(pool.pages, -1).view(torch.uint8)
             for pair in zip(pool.keys, pool.values, strict=True)
@@ -54,7 +54,7 @@ class HostPool:
         self.links = LinkCounters()
         try:
             self._memory: npt.NDArray[np.uint8] = np.empty((pages, self.page_bytes), dtype=np.uint8)
-            self._memory.fill(0)  # the first touch of memory costs many times a copy: not inside a step
+            self._memory.fill(0)  # the first touch costs many times a copy: not in a step
         except MemoryError as error:
             raise ConfigError(
                 f"no host memory for {pages} KV pages: ask for fewer L2 tokens", param="l2_tokens"
@@ -113,7 +113,7 @@ class HostPool:
         return payload
 
     def write(self, page: int, payload: bytes) -> None:
-        """Fill a page that the kernel has just given to a fetched payload of `page_bytes` bytes."""
+        """Fill a page that the kernel has just given to a fetched payload. payload: `page_bytes` bytes."""
         self._memory[page] = np.frombuffer(payload, dtype=np.uint8)
 
 

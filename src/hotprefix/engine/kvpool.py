@@ -1,9 +1,9 @@
 """Device memory for keys and values. Owns: `KVPool`, one pair of tensors per layer.
 
-Rules: allocated once, never grown; who uses which page is the kernel's business. Contents of a page
-mean nothing until a forward pass has written them. Layers of a window group have that group's frames in
-place of pages (kernel/cache/frames.py), and one more that is never written: zeros, for what a window has
-passed.
+Rules: the memory is allocated once and never grows. The kernel decides which request uses which page. The
+content of a page means nothing until a forward pass has written it. Layers of a window group have that
+group's frames in place of pages (kernel/cache/frames.py), and one frame more that is never written: its zeros
+stand for what the window has passed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ from hotprefix.kernel.config import GroupKind, LayerGroup
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """keys[i], values[i]: layer i's [pages * page_size, kv_heads, head_dim] in the model's dtype, or
-    [(frames + 1) * page_size, ...] of group g where group_of[i] = g + 1; group_of is empty without groups."""
+    """The memory of one engine.
+
+    keys[i], values[i]: of layer i, in the model's dtype: [pages * page_size, kv_heads, head_dim], or [(frames
+    + 1) * page_size, kv_heads, head_dim] if its KV lies in a group's frames.
+    group_of[i]: 0 if layer i's KV lies in pages, g + 1 if it lies in group g's frames; empty without groups.
+    """
 
     pages: int
     page_size: int
@@ -41,7 +45,8 @@ class KVPool:
         device: torch.device,
         groups: tuple[LayerGroup, ...] = (),
     ) -> KVPool:
-        """Zeroed pool. Raises ConfigError where the memory is not there, or a group is not a window's."""
+        """A zeroed pool. Raises ConfigError if there is not enough memory, or if a group is not a
+        window's."""
         if any(group.kind is not GroupKind.WINDOW for group in groups):
             raise ConfigError("groups: the models here have windows and no recurrent state", param="groups")
         group_of = pool_of_layers(config, groups)

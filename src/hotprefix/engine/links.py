@@ -1,7 +1,7 @@
 """What has passed over each physical link. Owns: `link_totals`, which metrics and the event log both read.
 
-Rules: a page counts on each link that it passes, so one from L3 to L1 counts on two. A link that is not
-there is absent. Units: pages, bytes, seconds.
+Rules: a page counts on each link that it passes, so one from L3 to L1 counts on two. A link that does not
+exist is absent. Units: pages, bytes, seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Copied(Protocol):
 
 
 class LinkTotal(NamedTuple):
-    """Of one link since the engine's start. failures: pages that could not be moved, by reason."""
+    """What has passed over one link since the engine's start. failures: pages that could not be moved, by
+    reason."""
 
     pages: int
     bytes: int
@@ -39,7 +40,7 @@ class LinkTotal(NamedTuple):
 
 
 def link_totals(host: HostCounters, copied: Copied | None, store: StoreStats | None) -> dict[str, LinkTotal]:
-    """By link: device_to_host, host_to_device, storage_to_host, host_to_storage. copied: None without L2;
+    """Totals of device_to_host, host_to_device, storage_to_host and host_to_storage. copied: None without L2.
     store: None without L3."""
     found = {}
     if copied is not None:

@@ -1,8 +1,8 @@
-"""One request inside the engine loop. Owns: `Live`, from its submission to its last delta, and the limit
-on its outputs.
+"""One request inside the engine loop. Owns: `Live`, from its submission to its last delta, and the limit on
+its outputs.
 
-Rules: what has been sampled becomes text once, in order; who has to stop is decided with the token that
-stops it. The last delta carries `finish`, usage and timing, and comes once.
+Rules: sampled tokens become text once, in order. Whether a request has to stop is decided with the token that
+stops it. The last delta comes once, and carries `finish`, usage and timing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class OutputText(Protocol):
     """Turns one request's tokens into text that may be shown."""
 
     def push(self, token: int) -> tuple[str, bool, str | None]:
-        """(new text, a stop string matched, which one)."""
+        """(new text, whether a stop string is complete, which one)."""
         ...
 
     def flush(self) -> str:
-        """What was held back, at the request's end."""
+        """The text that was held back; called at the request's end."""
         ...
 
 
@@ -74,7 +74,8 @@ class Live:
         )
 
     def take(self, sampled: Sampled, eos: Collection[int], now: float) -> bool:
-        """Append a sampled token, unless none was asked for; True where it ends the request."""
+        """Append a sampled token, unless the request asks for no outputs. True if the token ends the
+        request."""
         if self.message.params.max_tokens == 0:
             return False
         self.first = now if self.first is None else self.first
@@ -99,14 +100,14 @@ class Live:
         return matched
 
     def delta(self, progress: Progress, finish: Finish | None = None, error: str | None = None) -> Delta:
-        """What the client is told of a step, or of the end."""
+        """The delta for a step, or for the request's end."""
         if finish in (Finish.STOP, Finish.LENGTH):
             self.unsent += self.text.flush()
         self.reused = progress.cached - progress.host - progress.storage, progress.host, progress.storage
         return self._delta(() if progress.token is None else (progress.token,), finish, error)
 
     def gained(self) -> Delta:
-        """What the client is told where a token has come and nothing else."""
+        """The delta for a step that gave the request one token and changed nothing else."""
         return self._delta((self.token,), None, None)
 
     def _delta(self, tokens: tuple[int, ...], finish: Finish | None, error: str | None) -> Delta:
@@ -132,8 +133,8 @@ class Live:
 
 
 def output_limit(message: Generate, info: EngineInfo) -> int:
-    """How many outputs a request may have, by default what the context leaves.
-    Raises InputError for a bad prompt, ContextLengthExceeded with the numbers."""
+    """How many outputs a request may have: what it asks for, otherwise what the context leaves. Raises
+    InputError for a bad prompt, ContextLengthExceeded with the numbers."""
     bad = next((t for t in message.prompt if not 0 <= t < info.vocab_size), None)
     if bad is not None:
         raise InputError(

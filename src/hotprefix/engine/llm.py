@@ -1,7 +1,7 @@
 """The engine as a library. Owns: `LLM`, generation in this process and thread.
 
-Rules: the same loop as the server's, driven until the given prompts are done; results come in the order
-of the prompts. Records (event log, KV events, spans) are an observer's, which the caller gives.
+Rules: it is the server's loop, driven until the given prompts are done; results come in the order of the
+prompts. Records (event log, KV events, spans) are written by an observer, if the caller gives one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LLM:
         progress: Progress = lambda line: None,
         observer: Observer | None = None,
     ) -> None:
-        """observer: what writes the records that `config` asks for. Raises ModelLoadError or ConfigError."""
+        """observer: writes the records that `config` asks for. Raises ModelLoadError or ConfigError."""
         self.config = config or EngineConfig()
         self.tokenizer = Tokenizer.load(resolve_model(self.config.model).path)
         self.loop = build_engine(self.config, progress, observer=observer)
@@ -72,7 +72,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of L3, and write records to their end."""
+        """Close L3, and write records to their end."""
         self.loop.close()
 
     def generate(
@@ -80,10 +80,10 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Complete one prompt or several, texts or token ids. params: one for all, or one each.
+        """Complete one prompt or several, given as texts or token ids. params: one for all, or one for each.
 
-        Raises InputError for a bad prompt or setting (nothing is run then) and HotprefixError where a
-        request fails in the engine.
+        Raises InputError for a bad prompt or setting (then nothing is run) and HotprefixError if a request
+        fails in the engine.
         """
         wanted = [self._ids(p) for p in _listed(prompts)]
         settings = _settings(params, len(wanted))
@@ -134,7 +134,7 @@ class LLM:
                     raise HotprefixError(f"request {delta.id} failed: {delta.error}")
 
     def _abandon(self, open_: Mapping[str, Completion]) -> None:
-        """Leave nothing running behind an exception."""
+        """End the requests that are still open after an exception."""
         for request, done in open_.items():
             if done.finish is None:
                 self.loop.abort(request)

@@ -1,10 +1,12 @@
 """The real driver: kernel, executor and text, one step at a time. Owns: `EngineLoop`.
 
-Rules: single-threaded; schedule -> run -> commit, nothing in between. A stop (end token, stop string,
-complete grammar) is decided before the commit, so a stopped request computes nothing more and nothing
-beyond the stop is ever published. What raises inside a step fails that step, never the loop: the
-kernel retries its requests alone. A request that no token can be sampled for ends with that error, and
-the step is good for the others. Each request gets exactly one delta with `finish`.
+Rules:
+1. It is single-threaded. A step is schedule, run, commit, with nothing in between.
+2. A stop (end token, stop string, complete grammar) is decided before the commit, so a stopped request
+   computes nothing more, and nothing beyond the stop is ever published.
+3. An exception inside a step fails that step, never the loop: the kernel retries the step's requests alone.
+4. A request for which no token can be sampled ends with that error; the step counts for the others.
+5. Each request gets exactly one delta with `finish`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ Prepare = Callable[[SamplingParams], Callable[[], None] | None]
 
 
 class _Spent:
-    """Seconds since the start, by what they were spent on."""
+    """Seconds since the engine's start, by activity."""
 
     __slots__ = ("commit_s", "execute_s", "plan_s", "prefill_busy_s", "refresh_s")
 
@@ -77,9 +79,13 @@ class EngineLoop:
         prepare: Prepare = lambda params: None,
         slo: Slo | None = None,
     ) -> None:
-        """prepare: see the method. sink, observer: who is told of events; the observer's sink is taken where
-        it wants one. slo: objectives that requests are held against, None = they are not. Raises what the
-        observer raises when it is opened."""
+        """Raises what the observer raises when it is opened.
+
+        prepare: see the method.
+        sink: gets the kernel's events; the observer's sink is used instead if the observer wants events.
+        observer: see observe.py.
+        slo: objectives that requests are measured against; None = no objectives.
+        """
         self.info = info
         if observer is not None and observer.wants_events:
             sink = observer.event
@@ -111,13 +117,13 @@ class EngineLoop:
     # -- requests ---------------------------------------------------------------------------------
 
     def prepare(self, message: Generate) -> Callable[[], None] | None:
-        """What may be done on another thread before `submit`, which takes long without it; None for
-        nothing."""
+        """Slow work that another thread may do before `submit`, which would otherwise do it itself. None if
+        there is none."""
         return self._prepare(message.params)
 
     def submit(self, message: Generate) -> None:
-        """Queue a request. Raises InputError (its settings), RequestRejected (it can never run) or
-        QueueFull; nothing is remembered then."""
+        """Queue a request. Raises InputError (its settings), RequestRejected (it can never run) or QueueFull;
+        nothing of it is kept then."""
         params = message.params
         params.check_vocab(self.info.vocab_size)
         if message.id in self._live:
@@ -207,7 +213,8 @@ class EngineLoop:
         return self._deltas(plan, outcome, {progress.request: progress for progress in done})
 
     def _tell_links(self, *, last: bool = False) -> None:
-        """Now and then, to whoever watches."""
+        """Tell the observer what has passed over the links, at most every LINKS_S seconds. last: tell it in
+        any case."""
         now = self._clock()
         if self._host is None or not self._watch.watched or (now < self._links_due and not last):
             return
@@ -218,7 +225,8 @@ class EngineLoop:
     def _deltas(
         self, plan: StepPlan, outcome: StepOutcome, told: Mapping[RequestId, Progress]
     ) -> list[Delta]:
-        """In the plan's order. The kernel tells nothing of those that merely gained a token."""
+        """The step's deltas in the plan's order. told: the progress that the kernel reported; it reports none
+        of a request that merely gained a token."""
         deltas = []
         for chunk in plan.chunks:
             progress = told.get(chunk.request)
@@ -230,7 +238,7 @@ class EngineLoop:
         return deltas
 
     def _plan(self) -> StepPlan:
-        """Bring home what L3 gave, plan, and start what the plan asks of L3."""
+        """Take in what L3 gave, make a plan, and start what the plan asks of L3."""
         if self._storage is not None and self._host is not None:
             self._storage.land(self.kernel, self._host, self._clock())
         now = self._clock()
@@ -266,7 +274,7 @@ class EngineLoop:
         return self._judge(result)
 
     def _judge(self, result: StepResult) -> StepOutcome:
-        """Append what was sampled to each request's text, and say who has to stop."""
+        """Append what was sampled to each request's text, and decide which requests stop."""
         now = self._clock()
         for request, entries in result.prompt_logprobs.items():
             self._live[request].prompt_logprobs.extend(entries)
@@ -300,7 +308,8 @@ class EngineLoop:
     # -- the cache as a whole ---------------------------------------------------------------------
 
     def flush_cache(self) -> FlushReport:
-        """Let no later request find what L1 and L2 hold now, and say what running ones hold of it."""
+        """Make what L1 and L2 hold now invisible to later requests. Returns how much of it running requests
+        still hold."""
         now = self._clock()
         report = self.kernel.flush(now)
         self._watch.tell("changed", now)
@@ -309,8 +318,8 @@ class EngineLoop:
         return FlushReport(freed * page, kept * page, self.kernel.status().running, self._storage is not None)
 
     def close(self) -> None:
-        """Let go of L3: pages on their way there get a moment, then the store's threads end. Records are
-        written to their end."""
+        """Close L3: pages on their way there get a moment, then the store's threads end. Records are written
+        to their end."""
         if self._storage is not None:
             self._storage.drain(DRAIN_S)
         self._tell_links(last=True)

@@ -1,9 +1,8 @@
 """What crosses between an engine and its client. Owns: the frozen messages, picklable.
 
-Rules: one `Generate` leads to any number of `Delta`s, the last of which has `finish`; that last one
-comes exactly once, whatever happens. Token ids and text go to the client that asked, never to logs
-or events. What comes with every request or token is a NamedTuple, which pickles several times faster than
-a dataclass.
+Rules: one `Generate` leads to any number of `Delta`s. The last of them has `finish`; it comes exactly once,
+whatever happens. Token ids and text go to the client that asked, never to logs or events. What comes with
+every request or token is a NamedTuple, which pickles several times faster than a dataclass.
 """
 
 from __future__ import annotations
@@ -28,10 +27,14 @@ from hotprefix.kernel.sched.prefetch import PrefetchCounters
 
 
 class Generate(NamedTuple):
-    """Ask for one generation. salt: isolates the cache of a tenant. deadline: seconds from now after
-    which it is aborted (None = never). session, hold_s: when the request ends well its pages stay protected
-    for so many seconds, or until the session's next request takes them over (EngineConfig.session_tokens
-    bounds them). arrived: when the client's request reached the server, by `time.monotonic`; None = now."""
+    """Ask for one generation.
+
+    salt: isolates the cache of a tenant.
+    deadline: seconds from now after which the request is aborted; None = never.
+    session, hold_s: if the request ends well, its pages stay protected for `hold_s` seconds, or until the
+    session's next request takes them over. `EngineConfig.session_tokens` bounds all such pages together.
+    arrived: when the client's request reached the server, by `time.monotonic`; None = now.
+    """
 
     id: RequestId
     prompt: tuple[int, ...]
@@ -59,9 +62,13 @@ class Usage(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Intervals of one request by the engine's monotonic clock, seconds; None = it never happened.
-    queue: submit to first admission (docs/terms.md timeline: enqueue to admit). prefill: first admission to
-    first output token. decode: first to last output token."""
+    """Intervals of one request by the engine's monotonic clock, in seconds; None = it never happened. See the
+    timeline in docs/terms.md.
+
+    queue: from submission to first admission (enqueue to admit).
+    prefill: from first admission to first output token.
+    decode: from first to last output token.
+    """
 
     queue: float | None = None
     prefill: float | None = None
@@ -69,10 +76,15 @@ class Timing(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """New output of one request. text: what may be shown now (held-back stop candidates and split
-    UTF-8 characters come later); join of all texts equals the non-stream text. tokens: ids since the
-    last delta. finish: set on the last delta only. stop_reason: the stop string or token id that hit.
-    error: human-readable, with finish ERROR. timing: set on the last delta only."""
+    """New output of one request.
+
+    text: what may be shown now. Text that may be the beginning of a stop string, and characters that are not
+    complete, come later; all texts joined are the text of the answer without streaming.
+    tokens: ids since the last delta.
+    finish, timing: set on the last delta only.
+    stop_reason: the stop string or token id that ended the request; None if none did.
+    error: for people to read, if finish is ERROR.
+    """
 
     id: RequestId
     text: str
@@ -88,10 +100,15 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a client must know about a loaded engine. model: the name requests give. max_model_len:
-    tokens of prompt plus outputs one request may have (context and page pool both allow it).
-    kv_tokens: capacity of the L1 pool. details: settings worth showing (dtype, policies), JSON-able.
-    max_requests: that may run and wait at a time, None = any number."""
+    """What a client must know about a loaded engine.
+
+    model: the name that requests give.
+    max_model_len: most tokens of one request, prompt plus outputs; the context and the page pool both allow
+    them.
+    kv_tokens: capacity of the L1 pool.
+    details: settings worth showing (dtype, policies), as JSON can hold them.
+    max_requests: how many may run and wait at a time; None = any number.
+    """
 
     model: str
     max_model_len: int
@@ -104,9 +121,13 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What a flush of the prefix cache did. freed: tokens dropped from the cache. kept: tokens whose pages
-    running requests hold until they end (running: how many of those); no later request finds them. storage:
-    whether there is an L3, which a flush leaves alone: what it holds can still be found."""
+    """What a flush of the prefix cache did.
+
+    freed: tokens dropped from the cache.
+    kept: tokens whose pages running requests hold until they end. No later request finds them.
+    running: how many requests hold them.
+    storage: whether there is an L3. A flush leaves it alone, so what it holds can still be found.
+    """
 
     freed: int
     kept: int
@@ -115,15 +136,20 @@ class FlushReport:
 
     @property
     def complete(self) -> bool:
-        """Whether no memory is held by what was flushed."""
+        """Whether all memory that the flush concerned is free."""
         return self.kept == 0
 
 
 @dataclass(frozen=True, slots=True)
 class HotPrefix:
-    """A run of pages that recent requests share. name: keyed fingerprint of the prefix up to its end.
-    parent: place of the run it continues among its neighbours, -1 = it starts the prompt. start, stop:
-    tokens. requests: how many of the last 300 s begin with it."""
+    """A run of pages that recent requests share.
+
+    name: keyed fingerprint of the prefix up to the run's end.
+    parent: index, in the list that this one is part of, of the run that it continues; -1 = it starts the
+    prompt.
+    start, stop: in tokens from the prompt's start.
+    requests: how many requests of the last 300 s begin with it.
+    """
 
     name: str
     parent: int
@@ -144,9 +170,14 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What observation itself did since the engine's start. records: of the event log. kv: of the KV event
-    publisher (pages are L1's). failed, sink_failed: why observation, or the kernel's part of it, was
-    switched off, if it was."""
+    """What observation itself did since the engine's start.
+
+    written_records, dropped_records: of the event log.
+    kv_batches, kv_dropped_batches, kv_stored_pages, kv_removed_pages: of the KV event publisher; pages are
+    L1's.
+    failed: why observation was switched off; None if it was not.
+    sink_failed: why the kernel's part of it was switched off; None if it was not.
+    """
 
     written_records: int = 0
     dropped_records: int = 0
@@ -160,10 +191,16 @@ class Observed:
 
 @dataclass(slots=True)
 class Outcomes:
-    """Requests. good: ended well and met every objective; missed: ended well and did not; failed: ended with
-    an error; aborted: by the client, or at their deadline; refused: by the queue. timeouts: of those that
-    were taken, how many had no first token by then, however they ended; None where there is no such
-    objective."""
+    """Counts of requests.
+
+    good: ended well and met every objective.
+    missed: ended well and did not meet every objective.
+    failed: ended with an error.
+    aborted: by the client, or at their deadline.
+    refused: by the queue.
+    timeouts: of those that were not refused, how many had no first token within the objective's time-out,
+    however they ended; None if there is no such objective.
+    """
 
     good: int = 0
     missed: int = 0
@@ -175,7 +212,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Fared:
-    """A snapshot of the counts by group of definitions.GROUPS, and the objectives they are for."""
+    """A snapshot of the counts by group (definitions.GROUPS), and the objectives they are for."""
 
     slo: Slo
     groups: Mapping[str, Outcomes]
@@ -183,13 +220,19 @@ class Fared:
 
 @dataclass(frozen=True, slots=True)
 class Insight:
-    """What lies behind `EngineStats`. parked: waiting requests that wait for a flight's leader. l2: None
-    without that tier; store and links likewise. groups: frames of each layer group.
-    plan_s/execute_s/commit_s: seconds spent since the start, of which refresh_s in refreshing waiting
-    prefixes (while planning) and prefill_busy_s in executing steps with prefill tokens (copies from L2 left
-    out). kernel, host, prefetch: the kernel's own counters; predictions: None without L2. queue: what waits
-    now. fared: None where there are no objectives. hottest: filled where somebody watches requests; empty
-    without."""
+    """What lies behind `EngineStats`.
+
+    parked: waiting requests that wait for a flight's leader.
+    l2, store, links, predictions: None without that tier (L2; L3; L2; L2).
+    groups: frames of each layer group.
+    kernel, host, prefetch: the kernel's own counters.
+    plan_s, execute_s, commit_s: seconds spent since the start.
+    refresh_s: the part of plan_s spent in refreshing waiting prefixes.
+    prefill_busy_s: the part of execute_s spent in steps with prefill tokens, without their copies from L2.
+    queue: what waits now.
+    fared: None if there are no objectives.
+    hottest: empty if no observer watches requests.
+    """
 
     parked: int
     tree_nodes: int
@@ -217,12 +260,19 @@ class Insight:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges now and counters since the engine's start. Gauges: running, waiting (requests); L1 pages by
-    state, conserved: free + owned + evictable + protected = total. Counters, tokens: prompt, queried and
-    cached_* count each request once, at its first use in prefill (effective reuse); prompt all of them,
-    queried those that looked the cache up; computed counts prompt positions computed, re-computation
-    included; generated counts outputs. Counters, events: steps, retractions, evicted_pages. insight:
-    everything else; None where an engine has none."""
+    """Gauges as of now, and counters since the engine's start.
+
+    running, waiting: gauges, requests.
+    total_pages, free_pages, owned_pages, evictable_pages, protected_pages: gauges, L1 pages by state: free +
+    owned + evictable + protected = total.
+    prompt_tokens, queried_tokens, cached_*: counters. Each request counts once, at its first use in prefill
+    (effective reuse). prompt_tokens counts all prompts, queried_tokens those of requests that looked the
+    cache up.
+    computed_tokens: counter, prompt positions computed, those computed again included.
+    generated_tokens: counter, outputs.
+    steps, retractions, evicted_pages: counters of events.
+    insight: everything else; None if the engine has none.
+    """
 
     running: int
     waiting: int

@@ -1,8 +1,9 @@
-"""Watching the engine. Owns: `Observer`, what may watch, and `Wall`, which keeps it from mattering.
+"""Watching the engine. Owns: `Observer`, what may watch, and `Wall`, which keeps its failures from the
+engine.
 
-Rules: an observer receives records of what was decided and decides nothing;
-what it raises switches it off, is told once on the log and reaches nobody. It is called on the loop's
-thread, so it only takes things down; writing, hashing and sending belong to threads of its own.
+Rules: an observer receives records of what was decided, and decides nothing. If it raises, it is switched
+off, the log tells so once, and the exception goes no further. It is called on the loop's thread, so it only
+takes things down; writing, hashing and sending belong to threads of its own.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ LINKS_S = 1.0
 
 
 class Observer(Protocol):
-    """`now` is the loop's clock, seconds."""
+    """What may watch an engine. now: the loop's clock, in seconds."""
 
     @property
     def wants_events(self) -> bool:
-        """Whether `event` is to be the kernel's sink; without one the kernel builds no records."""
+        """Whether `event` is to be the kernel's sink. Without a sink the kernel builds no records."""
         ...
 
     def opened(self, kernel: Kernel, info: EngineInfo, fingerprint: str, now: float) -> None:
-        """The engine is ready; comes first and once."""
+        """The engine is ready. This call comes first, and once."""
         ...
 
     def event(self, event: Event) -> None:
@@ -40,11 +41,12 @@ class Observer(Protocol):
         ...
 
     def submitted(self, request: Request, arrived: float, now: float) -> None:
-        """A request comes to the kernel, which takes or refuses it next. arrived: at the server."""
+        """The kernel is about to be given a request, which it takes or refuses. arrived: when the request
+        reached the server."""
         ...
 
     def ended(self, progress: Progress, now: float) -> None:
-        """A request's last progress."""
+        """A request has ended; this is its last progress."""
         ...
 
     def changed(self, now: float) -> None:
@@ -52,20 +54,21 @@ class Observer(Protocol):
         ...
 
     def moved(self, links: Mapping[str, LinkTotal], now: float) -> None:
-        """What has passed over each link until now; comes every LINKS_S at most, and before the end."""
+        """What has passed over each link until now. Comes at most every LINKS_S seconds, and once before the
+        end."""
         ...
 
     def stats(self) -> Observed: ...
 
     def hottest(self, now: float) -> tuple[HotPrefix, ...]:
-        """The prefixes most requested of late, hottest first."""
+        """The prefixes that most requests had of late, hottest first."""
         ...
 
     def close(self) -> None: ...
 
 
 class Wall:
-    """An observer, or none, that can never raise."""
+    """An observer, or none, whose methods can be called without any exception coming back."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer

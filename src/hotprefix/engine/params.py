@@ -1,8 +1,8 @@
 """Sampling settings of one request. Owns: `SamplingParams`, validated when built.
 
-Rules: frozen; every refusal names the field, its value and the allowed range; what needs the model
-(vocabulary size, token ids) is checked once by `check_vocab`. Meanings follow OpenAI's where it has
-the field, vLLM's otherwise.
+Rules: settings are frozen. Every refusal names the field, its value and the allowed range. What needs the
+model (vocabulary size, token ids) is checked once by `check_vocab`. A field means what it means in OpenAI's
+API, or in vLLM if OpenAI has no such field.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 4096
 MAX_LISTED_TOKENS = 4096
-# A logit divided by less overflows: with 1e-38 every repeated token's logit is infinite.
+# A logit that is divided by less overflows: with 1e-38 the logit of every repeated token is infinite.
 MIN_REPETITION_PENALTY = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A grammar the output must follow. kind: json_schema | json_object | regex | grammar | choice
-    | lark (llguidance's Lark dialect); spec: the schema or expression as text."""
+    """A grammar that the output must follow.
+
+    kind: json_schema | json_object | regex | grammar | choice | lark (llguidance's Lark dialect).
+    spec: the schema or expression, as text.
+    """
 
     kind: str
     spec: str
@@ -34,15 +37,18 @@ class StructuredOutput:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request's tokens are chosen.
+    """How one request's tokens are chosen. Raises InputError.
 
-    temperature 0 is greedy. top_k 0 is off. seed: the random stream is a function of (seed, output
-    index) alone, independent of batch mates. logprobs: number of top entries wanted (None = none,
-    0 = the sampled token's only). prompt_logprobs likewise for the prompt. min_tokens: end tokens
-    and stops are held back before that many outputs. max_tokens None = what the context leaves,
-    0 = the prompt is scored and nothing said. repetition_penalty below 1 favours what was said. stop,
-    stop_token_ids and logit_bias are bounded (`MAX_STOPS`, `MAX_STOP_CHARS`, `MAX_LISTED_TOKENS`), because
-    each output token costs what they hold. Raises InputError.
+    max_tokens: None = what the context leaves; 0 = the prompt is scored and there are no outputs.
+    min_tokens: before that many outputs no end token and no stop ends the request.
+    temperature: 0 = greedy.
+    top_k: 0 = off.
+    seed: the random stream is a function of (seed, output index) alone, whatever else is in the batch.
+    repetition_penalty: below 1 it favours tokens that have occurred.
+    logprobs: how many top entries are wanted; 0 = only the sampled token's, None = none at all.
+    prompt_logprobs: the same for the prompt.
+    stop, stop_token_ids, logit_bias: bounded (`MAX_STOPS`, `MAX_STOP_CHARS`, `MAX_LISTED_TOKENS`), because
+    each output token costs as much as they hold.
     """
 
     max_tokens: int | None = None
@@ -111,14 +117,14 @@ class SamplingParams:
             )
 
     def with_seed(self, seed: int) -> SamplingParams:
-        """The same settings with another seed (64-bit, signed), not checked again: a request's choices
-        would cost as many times what its longest list costs."""
+        """The same settings with another seed (64-bit, signed). They are not checked again, because that
+        takes as long as the longest list in them, and would be done for each of a request's choices."""
         copied = copy.copy(self)
         object.__setattr__(copied, "seed", seed)
         return copied
 
     def check_vocab(self, vocab_size: int) -> None:
-        """Raise InputError where a token id lies outside [0, vocab_size)."""
+        """Raise InputError if a token id lies outside [0, vocab_size)."""
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
             for token in ids:
                 if token >= vocab_size:

@@ -1,14 +1,17 @@
 """The engine's own process. Owns: the child's main function, `EngineProcess` (the parent's hold on it), and
 how messages cross: pickled, those of the child with their length in four bytes before them.
 
-Rules: the parent reads and writes on its event loop; threads would fight for the interpreter's lock at every
-message. The child runs one engine loop on its main thread; a reader thread only moves messages from the
-pipe to a queue, and one more does what a request needs before it can be queued (compiling its grammar),
-so that the steps of others go on. The child ignores SIGINT and SIGTERM (its parent decides
-when it ends) and leaves at once when the pipe closes. Every accepted request gets one terminal delta;
-an engine loop that raises out of `step` is in an unknown state, so the process ends with status 1 and
-the parent tells every open request. Between steps, and at least every `BEAT_S` seconds, it says that
-it is alive.
+Rules:
+1. The parent reads and writes on its event loop; threads would fight for the interpreter's lock at every
+   message.
+2. The child runs one engine loop on its main thread. A reader thread only moves messages from the pipe to a
+   queue. One more thread does what a request needs before it can be queued (compiling its grammar), so that
+   the steps of other requests go on.
+3. The child ignores SIGINT and SIGTERM, because its parent decides when it ends. It leaves at once when the
+   pipe closes.
+4. Every accepted request gets one terminal delta. An engine loop that raises out of `step` is in an unknown
+   state, so the process ends with status 1 and the parent ends every open request.
+5. The child says that it is alive between steps, and at least every `BEAT_S` seconds while it is idle.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ Progress = Callable[[str], None]
 class Loop(Protocol):
     """What the child drives: a synchronous engine on one thread.
 
-    submit raises InputError, RequestRejected or QueueFull; abort of an id that is not live is
-    ignored; each live id gets its terminal delta from `step`, aborted ones included.
+    `submit` raises InputError, RequestRejected or QueueFull. `abort` ignores an id that is not live. Each
+    live id gets its terminal delta from `step`, also if it was aborted.
     """
 
     @property
@@ -64,7 +67,7 @@ class Loop(Protocol):
     @property
     def has_work(self) -> bool: ...
     def prepare(self, message: Generate) -> Callable[[], None] | None:
-        """What is to be done on another thread before `submit`, so that this is quick. None: nothing."""
+        """Slow work that another thread is to do before `submit`. None if there is none."""
         ...
 
     def submit(self, message: Generate) -> None: ...
@@ -79,7 +82,8 @@ Build = Callable[[Any, Progress], Loop]
 
 
 def _portable(error: Exception) -> HotprefixError:
-    """The error as one of ours, which unpickles anywhere. Others are bugs: their trace goes to stderr."""
+    """The error as one of ours, which can be unpickled anywhere. Any other error is a bug: its trace goes to
+    stderr."""
     if isinstance(error, HotprefixError):
         return error
     traceback.print_exception(error)
@@ -110,7 +114,8 @@ def child_main(pipe: socket.socket, build: Build, config: Any) -> None:
 
 
 def _read(pipe: socket.socket, inbox: Inbox) -> None:
-    """Drain the pipe for ever. The parent is gone when it closes, and with it any use for this process."""
+    """Move messages from the pipe to the inbox until the pipe closes. Then the parent is gone, and this
+    process ends."""
     stream = pipe.makefile("rb")
     while True:
         try:
@@ -121,7 +126,7 @@ def _read(pipe: socket.socket, inbox: Inbox) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A message that was set aside is ready to be submitted."""
+    """A message that was set aside can be submitted now."""
 
     message: Submit
 
@@ -130,7 +135,8 @@ Inbox = queue.SimpleQueue[ToChild | Prepared]
 
 
 class Preparer:
-    """Works on its own thread through what messages need, one after the other, and puts them back."""
+    """Does on its own thread what messages need, one message after the other, and puts them back into the
+    inbox."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -146,7 +152,7 @@ class Preparer:
     def _run(self) -> None:
         while True:
             message, work = self._todo.get()
-            with contextlib.suppress(Exception):  # submit meets it again, and tells it
+            with contextlib.suppress(Exception):  # submit raises it again, and reports it
                 for one in work:
                     one()
             self._inbox.put(Prepared(message))
@@ -162,7 +168,7 @@ class Driver:
         self._preparer = Preparer(inbox)
         self._live: set[str] = set()
         self._aside: set[str] = set()
-        self._aborted: set[str] = set()  # while they were set aside
+        self._aborted: set[str] = set()  # while their messages were set aside
         self._exit = False
         self._beaten = 0.0
 
@@ -177,7 +183,7 @@ class Driver:
         self._loop.close()
 
     def _arrived(self) -> Sequence[ToChild | Prepared]:
-        """Every waiting message; when idle, wait up to BEAT_S for one."""
+        """Every message that has come. If there is none and the loop is idle, wait up to BEAT_S for one."""
         found: list[ToChild | Prepared] = []
         with contextlib.suppress(queue.Empty):
             if not self._loop.has_work:
@@ -216,7 +222,7 @@ class Driver:
             self._reply(message.call, action)
 
     def _set_aside(self, message: Submit) -> None:
-        """Submit what needs nothing; let the rest wait for its preparation."""
+        """Submit the message if its requests need no preparation; otherwise let it wait for that."""
         work = [todo for request in message.requests if (todo := self._loop.prepare(request)) is not None]
         if not work:
             self._submit(message)
@@ -225,7 +231,7 @@ class Driver:
         self._preparer.take(message, work)
 
     def _go_on(self, message: Submit) -> None:
-        """Submit a message that was set aside, and end at once what was aborted meanwhile."""
+        """Submit a message that was set aside, and end at once the requests that were aborted meanwhile."""
         self._submit(message)
         ids = {request.id for request in message.requests}
         for request_id in ids & self._aborted & self._live:
@@ -234,7 +240,7 @@ class Driver:
         self._aborted -= ids
 
     def _submit(self, message: Submit) -> None:
-        """All or none: requests taken before one is refused are aborted again."""
+        """Submit all requests or none: if one is refused, those taken before it are aborted again."""
         taken: list[str] = []
         try:
             for request in message.requests:
@@ -257,8 +263,8 @@ class Driver:
 
 
 class EngineProcess:
-    """The parent's hold on one child. `on_message` and `on_death` are called on the event loop that made
-    this object; nothing comes after `on_death`."""
+    """The parent's hold on one child. `on_message` and `on_death` are called on the event loop that made this
+    object; no call comes after `on_death`."""
 
     def __init__(
         self,
@@ -268,7 +274,7 @@ class EngineProcess:
         on_death: Callable[[EngineProcess], None],
     ) -> None:
         self._on_message, self._on_death = on_message, on_death
-        self._unsent: list[bytes] = []  # while there is no writer
+        self._unsent: list[bytes] = []  # messages sent before there is a writer
         self._writer: asyncio.StreamWriter | None = None
         self._gone = asyncio.Event()
         ours, theirs = socket.socketpair()
@@ -283,11 +289,12 @@ class EngineProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Negative: the signal that ended it. None while it runs or where it could not start."""
+        """The child's exit status; negative: the signal that ended it. None while it runs or if it could not
+        start."""
         return self._process.exitcode
 
     def send(self, message: ToChild) -> None:
-        """Never blocks, however busy or stuck the child is."""
+        """Send a message. Never blocks, however busy or stuck the child is."""
         data = pickle.dumps(message)
         if self._writer is None:
             self._unsent.append(data)
@@ -309,7 +316,7 @@ class EngineProcess:
         try:
             with theirs:
                 await asyncio.to_thread(self._process.start)
-            atexit.register(self.kill)  # before multiprocessing's own handler, which would wait for ever
+            atexit.register(self.kill)  # runs before multiprocessing's own, which would wait for ever
             reader, self._writer = await asyncio.open_unix_connection(sock=ours)
             self._writer.writelines(self._unsent)
             await self._listen(reader)
@@ -324,7 +331,8 @@ class EngineProcess:
         self._on_death(self)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Until the pipe closes. What a listener raises is the event loop's to report, and ends nothing."""
+        """Read messages until the pipe closes. An exception out of `on_message` is left to the event loop to
+        report, and does not end the reading."""
         loop = asyncio.get_running_loop()
         while True:
             try:

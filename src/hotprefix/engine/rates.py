@@ -1,8 +1,8 @@
 """Cached and uncached throughput. Owns: sums over the last seconds of numbers that only grow.
 
-Rules (docs/terms.md): a window's rate is what was added in it over its length; windows of 30 and
-300 s always stand side by side. Time comes in as an argument. Kept in slots of one second, so a
-window's edge is exact to a second and memory is bounded.
+Rules (docs/terms.md): the rate of a window is what was added within it, divided by its length. Windows of 30
+and 300 s always stand side by side. Time comes in as an argument. Sums are kept by the second, so a window's
+edge is exact to a second and memory is bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ WINDOWS_S = (30, 300)
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Tokens per second in a window. cached: effective reuse. uncached: prompt tokens computed."""
+    """Tokens per second in a window.
+
+    cached: effective reuse.
+    uncached: prompt tokens computed.
+    """
 
     window_s: int
     cached_tps: float

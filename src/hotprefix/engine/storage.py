@@ -1,8 +1,8 @@
 """The loop's side of L3. Owns: `Storage`, which starts what plans ask for and brings home what came.
 
-Rules: everything happens on the loop's thread except the store's own work; nothing here waits for the
-store, save `wait` in an idle moment. A payload reaches L2 only where the kernel has just given it a
-page; everything else is dropped.
+Rules: everything happens on the loop's thread except the store's own work. Nothing here waits for the store,
+except `wait`, which is for idle moments. A payload reaches L2 only if the kernel has just given it a page;
+every other payload is dropped.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Storage:
         self._worker.submit_put(key, payload, parent)
 
     def begin(self, plan: StepPlan) -> None:
-        """Start the plan's fetches, then give up its cancels: a plan may give up what it begins."""
+        """Start the plan's fetches, then cancel those that it gives up, which may be among them."""
         for fetch in plan.fetches:
             self._worker.submit_fetch(fetch.id, fetch.keys)
         for cancelled in plan.cancels:
             self._worker.cancel(cancelled)
 
     def touch(self, plan: StepPlan) -> None:
-        """Mark the plan's chains as just used, after its pages were put."""
+        """Mark the plan's chains as just used. Called after the plan's pages were put."""
         for chain in plan.touches:
             self._worker.submit_touch(chain)
 
     def land(self, kernel: Kernel, host: HostPool, now: float) -> None:
-        """Report every fetch that has ended and write what got a page."""
+        """Report to the kernel every fetch that has ended, and write the payloads that got a page."""
         self._ready.clear()
         for fetched in self._worker.poll():
             where = kernel.transfer_done(int(fetched.id), len(fetched.payloads), fetched.seconds, now)
@@ -51,16 +51,16 @@ class Storage:
                 host.write(page, fetched.payloads[index])
 
     def wait(self, seconds: float) -> None:
-        """Wait until a fetch has ended, at most so long."""
+        """Wait until a fetch has ended, for `seconds` at most."""
         self._ready.wait(seconds)
 
     def stats(self) -> StoreStats:
         return self._worker.stats()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until every page is written; False = not within the time."""
+        """Wait until every page is written. False if that took longer than `seconds`."""
         return self._worker.drain(seconds)
 
     def close(self) -> None:
-        """Finish nothing, let go of everything."""
+        """Close the store without finishing its work."""
         self._worker.close()

@@ -1,9 +1,12 @@
-"""Runs step plans on the model. Owns: `TorchExecutor` and the page tables it keeps per slot.
+"""Runs step plans on the model. Owns: `TorchExecutor` and the page tables that it keeps for each row.
 
-Rules: it does exactly what a plan says and decides nothing about pages. Building a batch is numpy on
-whole arrays: nothing loops over tokens, and per chunk only the plan's deltas are copied. Tables are
-updated before anything can fail, so a failed step leaves nothing half done: the next plan runs.
-NaN never becomes text: a step whose states or logits are not finite fails.
+Rules:
+1. It does exactly what a plan says, and decides nothing about pages.
+2. A batch is built by numpy on whole arrays: nothing loops over tokens, and for each chunk only the plan's
+   deltas are copied.
+3. Tables are updated before anything can fail, so a failed step leaves nothing half done and the next plan
+   runs.
+4. NaN never becomes text: a step whose states or logits are not finite fails.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Sampler(Protocol):
 
 @dataclass(slots=True)
 class _PromptScores:
-    """A request that wants prompt logprobs: done is the next position whose logits are to be scored."""
+    """A request that wants prompt logprobs. done: the next position whose logits are to be scored."""
 
     prompt: Tensor
     top: int
@@ -55,8 +58,7 @@ class _PromptScores:
 
 
 class TorchExecutor:
-    """`Executor` over a decoder, a KV pool, a sampler and, where there is an L2, its pool. Not
-    thread-safe."""
+    """`Executor` over a decoder, a KV pool, a sampler and, if there is an L2, its pool. Not thread-safe."""
 
     def __init__(
         self, decoder: Decoder, pool: KVPool, sampler: Sampler, host: HostPool | None = None
@@ -81,8 +83,8 @@ class TorchExecutor:
         self._sampler.finish(request)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Raises HotprefixError where the plan cannot be run or the numbers are not finite (whatever
-        went wrong below is its cause)."""
+        """Run the plan. Raises HotprefixError if the plan cannot be run or the numbers are not finite; its
+        cause is the error met on the way."""
         for given in plan.frames:
             self._frames[given.group][given.page] = given.frame
         for chunk in plan.chunks:
@@ -107,7 +109,8 @@ class TorchExecutor:
     def _run(self, chunks: Sequence[Chunk], restore_s: float) -> StepResult:
         batch = self._batch(chunks)
         scoring = any(chunk.request in self._scores for chunk in chunks)
-        # Each chunk's last row: what samples, and what shows that nothing before it was not finite.
+        # The last row of each chunk is the one that samples, and it shows whether anything before it in the
+        # chunk was not finite.
         last = batch.query_starts[1:].long() - 1
         states = self._decoder.hidden(batch, self._pool, None if scoring else last)
         _require_finite(states, "hidden states")
@@ -118,7 +121,7 @@ class TorchExecutor:
             logits = self._decoder.logits(states[batch.logit_rows] if scoring else states[samples])
             _require_finite(logits, "logits")
         scores = self._score_prompts(chunks, states, batch)
-        if rows:  # last: a step that fails must not have moved any request's sampling state
+        if rows:  # last, so that a failed step moves no request's sampling state
             sampled = dict(zip(rows, self._sampler.sample(rows, logits), strict=True))
         return StepResult(sampled, scores, restore_s)
 
@@ -165,7 +168,8 @@ class TorchExecutor:
         return torch.from_numpy(array.copy()).to(self._decoder.device)
 
     def _check(self, tokens: Ints, positions: Ints, pages: npt.NDArray[np.int64]) -> None:
-        """Native kernels do not check bounds; a wrong plan must not become a wild write."""
+        """Check the plan's numbers, because native kernels check no bounds and a wrong plan must not become a
+        wild write."""
         config = self._decoder.config
         if tokens.min() < 0 or tokens.max() >= config.vocab_size:
             raise HotprefixError(f"token id outside the model's 0 to {config.vocab_size - 1}")
@@ -191,8 +195,8 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def _logprobs(self, states: Tensor, targets: Tensor, top: int) -> list[TokenLogprob]:
-        """Entries of targets int64[n] given states [n, hidden], a block of rows at a time so that the
-        logits of a long prompt never exist at once."""
+        """Entries of targets int64[n], given states [n, hidden]. A block of rows at a time, so that the
+        logits of a long prompt never exist all at once."""
         entries: list[TokenLogprob] = []
         for at in range(0, len(targets), _LOGPROB_ROWS):
             wanted = targets[at : at + _LOGPROB_ROWS]
@@ -219,6 +223,7 @@ def _entries(logits: Tensor, wanted: Tensor, top: int) -> list[TokenLogprob]:
 
 
 def _require_finite(values: Tensor, what: str) -> None:
-    """A sum is finite only if every addend is (one pass, no temporary)."""
+    """Raises HotprefixError unless all values are finite. A sum is finite only if every addend is, so this
+    takes one pass and no temporary."""
     if not bool(torch.isfinite(values.sum(dtype=torch.float32))):
         raise HotprefixError(f"the model's {what} are not finite: this step's results are worthless")

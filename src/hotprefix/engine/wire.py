@@ -1,7 +1,8 @@
 """What crosses the pipe between a program and its engine process. Owns: the records, both ways.
 
-Rules: frozen and picklable, NamedTuples where there are many of them (see `engine.messages`). A record
-with `call` is answered by exactly one `Reply` with that number, unless the process dies.
+Rules: records are frozen and picklable; those of which there are many are NamedTuples (see
+`engine.messages`). A record with `call` is answered by exactly one `Reply` with that number, unless the
+process dies.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ class Submit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End these requests early; ids that ended meanwhile are ignored."""
+    """End these requests early. Ids that have ended meanwhile are ignored."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Do one thing that is not a request: `flush` or `stats`, answered by a `Reply`, or `exit`, which
-    is answered by the end of the process."""
+    """Do one thing that is not a request: `flush` or `stats`, which a `Reply` answers, or `exit`, which the
+    end of the process answers."""
 
     call: int
     name: str
 
 
 class Reply(NamedTuple):
-    """Answer to the message with the same `call`: a value, or the error it ended in."""
+    """Answer to the message with the same `call`: a value, or an error if it failed."""
 
     call: int
     value: Any = None
@@ -46,7 +47,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What loading is doing now, for a person to read."""
+    """What loading is doing now, for people to read."""
 
     text: str
 

@@ -1,8 +1,8 @@
 """How far the simulator can be believed, for people. Owns: the section, the page, the table and the JSON of a
 `Believed`.
 
-Rules: the answer comes first; decisions and times never share a table; an error has its sign, plus where the
-simulator thinks the engine slower than it is. A missing figure is a dash.
+Rules: the answer comes first. Decisions and times never share a table. An error has a sign: plus if the
+simulator takes the engine for slower than it is. A missing figure is a dash.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIMES = (
 
 
 def to_json(found: Believed) -> str:
-    """Everything, with `reuse_equal`."""
+    """Every figure, and `reuse_equal`."""
     return json.dumps(dataclasses.asdict(found) | {"reuse_equal": found.reuse_equal}, indent=1)
 
 
@@ -62,7 +62,7 @@ def print_tables(found: Believed, console: Console) -> None:
 
 
 def answer(found: Believed) -> str:
-    """What the two runs have to say, in two sentences."""
+    """What the two runs show, in two sentences."""
     given = [level for level in found.levels if level.load is None]
     equal = sum(level.requests - len(level.differ) for level in given)
     asked = sum(level.requests for level in given)
@@ -133,7 +133,8 @@ def _error(amount: float, relative: float | None) -> str:
 
 
 def _between(errors: tuple[float, float] | None) -> str:
-    """The errors with every step as much shorter and longer as the calibration may be off."""
+    """The range of the error, if every step took as much less and as much more time as the calibration may be
+    off."""
     return DASH if errors is None else f"{_error(errors[0], None)} to {_error(errors[1], None)}"
 
 

@@ -1,8 +1,8 @@
-"""The bench's HTML report. Owns: what of a `Summary` is shown, in which charts and tables.
+"""The bench's HTML report. Owns: which parts of a `Summary` are shown, in which charts and tables.
 
-Rules: one self-contained file; counts and timings never share a table; the baseline is the first row
-of each group and the mark across each bar. Where arms meet the same traffic (burst, follow, late
-pair) a panel is a group and its bars are arms; else a panel is an arm and its bars are groups.
+Rules: the report is one self-contained file. Counts and timings never share a table. The baseline is the
+first row of each group and the mark across each bar. If the arms meet the same traffic (burst, follow, late
+pair), a panel is a group and its bars are arms; otherwise a panel is an arm and its bars are groups.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _panels_of_groups(w: WorkloadResult, metric: _Metric) -> list[dict[str, obje
 
 
 def _panels_of_arms(w: WorkloadResult, metric: _Metric) -> list[dict[str, object]]:
-    """Panels are compared with each other here, so they share one scale."""
+    """One panel for each arm. They are compared with each other, so they share one scale."""
     arms = w.groups[0].arms
     panels = [
         [_bar(g.group, g.arms[at], metric.pick(g.arms[at])) for g in w.groups] for at in range(len(arms))
@@ -184,7 +184,7 @@ def _count_cells(arm: ArmResult, _base: ArmResult) -> tuple[Cell, ...]:
 
 
 def _runs(values: Sequence[int]) -> str:
-    """One figure where every run gave it, else all of them."""
+    """One figure if every run gave the same, otherwise the figures of all runs."""
     return " / ".join(whole(v) for v in (values[:1] if len(set(values)) == 1 else values))
 
 

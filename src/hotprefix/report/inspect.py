@@ -1,6 +1,6 @@
 """`hotprefix inspect`. Owns: a log's `Summary` as JSON, and the way from a log to its report.
 
-Rules: what was not measured is left out or null; seconds, tokens, tokens per second.
+Rules: what was not measured is left out or null. Units: seconds, tokens, tokens per second.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ from hotprefix.report.inspect_rows import RowFile
 def inspect_log(
     log: Path, out: Path | None, *, rows: Path | None = None, skip_bad: bool = False
 ) -> dict[str, Any]:
-    """Read a log, write its report to `out` and a row for each request to `rows` (.csv or .parquet; None: not
-    written), and return its figures. Raises InputError."""
+    """Read a log, write its report and rows, and return its figures. Raises InputError.
+
+    out: the report's file; None = no report.
+    rows: .csv or .parquet file for a row for each request; None = no rows.
+    skip_bad: leave out lines that are no records; they are counted.
+    """
     for name, place in (("out", out), ("rows", rows)):
         if place is not None and place.resolve() in {part.resolve() for part in parts_of(log)}:
             raise InputError(f"--{name} {place}: this is the log itself; give another file", param=name)
@@ -47,7 +51,7 @@ def _write(out: Path, page: str) -> None:
 
 
 def figures(s: Summary) -> dict[str, Any]:
-    """JSON-able. Seconds, tokens, tokens per second."""
+    """The figures as JSON can hold them. Seconds, tokens, tokens per second."""
     header = s.header
     return {
         "model": header.model if header else None,

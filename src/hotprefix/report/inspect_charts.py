@@ -1,6 +1,7 @@
 """Charts of the inspect report. Owns: lines over time and a request's chain, as SVG strings.
 
-Rules: as `report.svg`: no script, no fixed colour, 360 units wide, starts at zero, figures written out.
+Rules: those of `report.svg`: no script, no fixed colour, 360 units wide, scales from zero, figures written
+out.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ _MOST_POINTS = 360
 
 
 def lines(name: str, series: Sequence[tuple[str, str, Sequence[float]]], labels: tuple[str, str]) -> str:
-    """name: what a screen reader says. series: (label, tone, values at equal distances). labels: what the
-    left and the right end are."""
+    """Lines over time.
+
+    name: what a screen reader says.
+    series: (label, tone, values at equal distances).
+    labels: what stands at the left and at the right end.
+    """
     top = max((max(values) for _, _, values in series if values), default=0.0) or 1.0
     parts = [f'<text class="value" x="{WIDTH}" y="10" text-anchor="end">top {top:,.0f}</text>']
     for at, (label, tone, values) in enumerate(series):
@@ -35,7 +40,7 @@ def lines(name: str, series: Sequence[tuple[str, str, Sequence[float]]], labels:
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
-    """At most _MOST_POINTS values; of those drawn as one, the greatest."""
+    """At most _MOST_POINTS values. If several become one, it is the greatest of them."""
     size = -(-len(values) // _MOST_POINTS) or 1
     return [max(values[at : at + size]) for at in range(0, len(values), size)]
 
@@ -48,7 +53,11 @@ def _points(values: Sequence[float], top: float) -> str:
 
 
 def chain(name: str, spans: Sequence[tuple[str, float]], top: float) -> str:
-    """One request's time as a row of spans, each (tone, seconds); top: seconds of the whole width."""
+    """One request's time as a row of spans.
+
+    spans: (tone, seconds) of each.
+    top: the seconds of the whole width.
+    """
     scale = WIDTH / top if top > 0 else 0.0
     x, parts = 0.0, []
     for tone, seconds in spans:

@@ -1,7 +1,7 @@
 """The inspect report as HTML. Owns: which charts and tables show a log's `Summary`, and their words.
 
-Rules: one self-contained file; a figure that was not measured is a dash; percentiles say that they are
-within 1 %. Shares are of tokens, and of what they are a share is written beside them.
+Rules: the report is one self-contained file. A figure that was not measured is a dash. Percentiles are said
+to be exact within 1 %. Shares are of tokens, and what they are a share of is written beside them.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _times_table(s: Summary) -> dict[str, Any]:
 
 
 def _bucket_table(s: Summary, by: str) -> dict[str, Any]:
-    """For whom the cache helps; the buckets are those of replays."""
+    """Which requests the cache helps. The buckets are those of replays."""
     rows = []
     for name, g in s.buckets[by].items():
         if not g.requests:
@@ -253,7 +253,7 @@ def _chains(s: Summary) -> list[dict[str, Any]]:
 
 
 def _chain(row: RequestRow, top: float) -> dict[str, Any]:
-    """One request's way: queue, prefill, decode."""
+    """The stretches of one request's time: queue, prefill, decode."""
     queue = row.queue_s or 0.0
     ttft = row.ttft_s or 0.0
     total = max(row.total_s or ttft, ttft)

@@ -1,8 +1,8 @@
 """The requests of a log as a table. Owns: `RowFile`, a CSV or Parquet file with a row for each request.
 
 Rules: a row is written when its request has ended, so memory does not grow with the log; a Parquet file is
-made of the finished CSV. What was not measured is empty (null). A file that exists is replaced only by a
-complete one. Columns are the fields of `records.derive.RequestRow`, seconds and tokens, and its sums.
+made from the finished CSV. What was not measured is empty (null). A file that exists is replaced only by a
+complete one. The columns are the fields of `records.derive.RequestRow`, in seconds and tokens, and its sums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUFFIXES: Final = (".csv", ".parquet")
 
 
 class RowFile:
-    """Rows of one log. Raises InputError where the file cannot be written."""
+    """Rows of one log. Raises InputError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         if path.suffix not in SUFFIXES:

@@ -1,8 +1,8 @@
-"""Small inline charts. Owns: one chart kind, the panel of horizontal bars, as an SVG string.
+"""Small inline charts. Owns: one kind of chart, the panel of horizontal bars, as an SVG string.
 
-Rules: no script, no external asset, no fixed colour (CSS classes `tone-*`, `muted`, so that light and
-dark both work); drawn 360 units wide, which a phone shows at about 1:1; bars start at zero; every
-value is also written out, and each run is a dot, so that a mean never hides its spread.
+Rules: there is no script, no external asset and no fixed colour: CSS classes (`tone-*`, `muted`) make light
+and dark both work. A panel is 360 units wide, which a phone shows at about 1:1. Bars start at zero. Every
+value is also written out, and each run is a dot, so a mean never hides its spread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ _BAR = 10
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """label, text: written left and right above the bar. value >= 0 sets its length, sd its whisker
-    (None: not drawn), points its dots. tone: CSS class suffix of its colour."""
+    """One bar.
+
+    label, text: written left and right above the bar.
+    value: the bar's length, >= 0.
+    sd: the length of its whisker; None = there is none.
+    points: its dots.
+    tone: suffix of the CSS class that gives its colour.
+    """
 
     label: str
     value: float
@@ -31,13 +37,18 @@ class Bar:
 
 
 def extent(bars: Sequence[Bar]) -> float:
-    """Largest value that must fit; give the largest of several panels as their common `top`."""
+    """The largest value that a panel must hold. If several panels share a scale, their `top` is the largest
+    of these."""
     return max((max([b.value + (b.sd or 0.0), *b.points]) for b in bars), default=0.0)
 
 
 def bar_panel(name: str, bars: Sequence[Bar], *, top: float, reference: float | None = None) -> str:
-    """One panel. name: what a screen reader says. top: value of a full-width bar. reference: value of a
-    mark across every bar (the baseline)."""
+    """One panel.
+
+    name: what a screen reader says.
+    top: the value of a bar of full width.
+    reference: the value of a mark across every bar (the baseline); None = no mark.
+    """
     scale = (WIDTH - 8) / top if top > 0 else 0.0
     height = _TOP + _ROW * len(bars)
     body = [_bar(b, _TOP + _ROW * i, scale) for i, b in enumerate(bars)]
@@ -66,7 +77,7 @@ def _bar(bar: Bar, y: int, scale: float) -> str:
 
 
 def _mark(x: str, y: int) -> str:
-    """Across the bar only: a line through the whole panel would cut through the figures."""
+    """A line across one bar only, because a line through the whole panel would cut through the figures."""
     return f'<line class="reference" x1="{x}" x2="{x}" y1="{y + 12}" y2="{y + 16 + _BAR}"/>'
 
 

@@ -1,6 +1,6 @@
 """How figures are written. Owns: the one wording of times, changes and spreads in tables and charts.
 
-Rules: a missing figure is a dash; a change that the spread could explain is never coloured.
+Rules: a missing figure is a dash. A change that the spread could explain is never coloured.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # most that write figures have nothing to do with the bench
+if TYPE_CHECKING:  # most modules that write figures have nothing to do with it
     from hotprefix.bench.summary import Figure
 
 DASH = "–"
@@ -17,7 +17,7 @@ _MS_BELOW = 0.9995  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """tone: 'good', 'bad' or '' (no claim)."""
+    """tone: "good", "bad", or "" if the text claims nothing."""
 
     text: str
     tone: str = ""
@@ -38,8 +38,8 @@ def spread(figure: Figure) -> str:
 
 
 def change(figure: Figure, base: Figure) -> Cell:
-    """Change against the baseline. Toned only where the two means differ by more than both sample
-    standard deviations together (a plain screen, not a test of significance)."""
+    """The change against the baseline. It has a tone only if the two means differ by more than both sample
+    standard deviations together, which is a plain screen and no test of significance."""
     if figure.change is None or figure is base:
         return Cell(DASH)
     text = f"{figure.change * 100:+.0f} %".replace("-", "−")
@@ -53,7 +53,7 @@ def factor(value: float | None) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Tokens, with a decimal only where the mean has one."""
+    """Tokens, with a decimal only if the mean has one."""
     if value is None:
         return DASH
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"

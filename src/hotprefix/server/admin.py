@@ -1,8 +1,8 @@
-"""Everything that does not generate. Owns: models, tokenize, health, metrics, server info, flush.
+"""Every route that does not generate. Owns: models, tokenize, health, metrics, server info, flush.
 
-Rules: /health (and /readyz) is 200 only when a request would be answered, /livez as long as the process can
-get there by itself. Nothing here waits long for an engine that
-is busy or stuck: after `PATIENCE_S` the answer is given without it.
+Rules: /health (and /readyz) is 200 only if a request would be answered; /livez is 200 as long as the process
+can get there by itself. Nothing here waits long for an engine that is busy or stuck: after `PATIENCE_S` the
+answer is given without it.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Admin:
         return JSONResponse({"version": __version__})
 
     async def flush(self, request: Request) -> Response:
-        """No request that comes after it finds in memory what was computed before, also by requests that
-        run now; the answer says what it could not free yet, and what it did not touch."""
+        """Make what was computed before, also by requests that run now, invisible to later requests. The
+        answer tells what could not be freed yet, and what was not touched."""
         async with _patience():
             report = await self._service.engine.flush_cache()
         message = f"flushed {report.freed} tokens"
@@ -154,7 +154,7 @@ class Admin:
 
 @contextlib.asynccontextmanager
 async def _patience() -> AsyncIterator[None]:
-    """Raises ApiError 503 where the engine does not answer in time."""
+    """Raises ApiError 503 if the engine does not answer in time."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             yield

@@ -1,8 +1,8 @@
-"""What an answer is made of. Owns: the parts chat and text completions share, and the token counts.
+"""What an answer is made of. Owns: the parts that chat and text completions share, and the token counts.
 
-Rules: one `Choice` object turns the deltas of one generation into pieces; a stream sends the pieces, a
-whole answer joins the same pieces, so the two cannot differ. A prompt is counted once however many
-choices it has. A delta without text gives no piece of its own; its log-probabilities go with the next.
+Rules: one `Choice` object turns the deltas of one generation into pieces. A stream sends the pieces, and a
+whole answer joins the same pieces, so the two cannot differ. A prompt is counted once, however many choices
+it has. A delta without text makes no piece of its own; its log-probabilities go with the next piece.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ class Choice(Protocol):
     """One generation's answer in the making."""
 
     def pieces(self, delta: Delta) -> list[dict[str, Any]]:
-        """Stream pieces of this delta; each becomes a chunk's only choice."""
+        """The pieces that a stream sends for this delta; each becomes the only choice of one chunk."""
         ...
 
     def whole(self) -> dict[str, Any]:
-        """The choice of a whole answer, once the terminal delta was given to `pieces`."""
+        """The choice of a whole answer. Called when `pieces` has been given the terminal delta."""
         ...
 
 
 @dataclass(slots=True)
 class Answer:
-    """One HTTP answer. requests[i] is choice i's generation; choices of one prompt are neighbours,
-    `n` of each. grammar_field: which field of the request gave its grammar."""
+    """One HTTP answer.
+
+    requests[i]: the generation of choice i. The `n` choices of one prompt stand side by side.
+    grammar_field: the field of the request that gave its grammar.
+    """
 
     id: str
     model: str
@@ -62,7 +65,7 @@ class Answer:
         return [self._chunk([piece]) for piece in self.choices[number].pieces(delta)]
 
     def last_chunk(self) -> dict[str, Any] | None:
-        """The chunk that carries the usage, where it was asked for."""
+        """The chunk that carries the usage; None if the request did not ask for it."""
         if not self.usage_in_stream:
             return None
         return {**self._chunk([]), "usage": self.usage()}
@@ -72,7 +75,7 @@ class Answer:
         return {**head, "choices": [choice.whole() for choice in self.choices], "usage": self.usage()}
 
     def usage(self) -> dict[str, Any]:
-        """Counts so far. cached_tokens are those of each prompt's first choice."""
+        """Counts so far. cached_tokens are those of the first choice of each prompt."""
         firsts = self._usage[:: self.n]
         prompt = sum(usage.prompt_tokens for usage in firsts)
         output = sum(usage.completion_tokens for usage in self._usage)
@@ -112,5 +115,6 @@ FINISH_REASON = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
 def finish_reason(finish: Finish) -> str:
-    """OpenAI's word. Raises KeyError for an end that is a failure: those never become a choice."""
+    """OpenAI's word for an end. Raises KeyError for an end that is a failure, because those never become a
+    choice."""
     return FINISH_REASON[finish]

@@ -1,7 +1,7 @@
-"""The application. Owns: the table of routes and what stands around them.
+"""The application. Owns: the table of routes, and the middleware around them.
 
-Rules: one service object is behind every route; nothing is global. Every answer that is an error has
-OpenAI's shape, also for unknown routes and our own failures.
+Rules: one service object is behind every route; nothing is global. Every answer that is an error has OpenAI's
+shape, also for unknown routes and for failures of the server itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hotprefix.server.text import Text
 
 
 class Ending:
-    """ASGI middleware: a request that the server's end cuts off before its answer began gets one."""
+    """ASGI middleware that answers a request which the end of the server cuts off before its answer began."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -51,8 +51,8 @@ class Ending:
 
 
 def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -> Starlette:
-    """The ASGI application over an engine. `app.state.service` is its `Service`; set its `text` when the
-    tokenizer is loaded, if that is later."""
+    """The ASGI application over an engine. `app.state.service` is its `Service`; if the tokenizer is loaded
+    later, set the service's `text` then."""
     service = Service(engine, config, text)
     admin, live = Admin(service), Live(service)
     routes = [

@@ -1,7 +1,8 @@
-"""From bytes to a checked body. Owns: what a JSON text may hold, JSON, pydantic's errors as ours.
+"""From bytes to a checked body. Owns: how much a JSON text may hold, parsing it, and pydantic's errors as
+ours.
 
-Rules: how much there is to parse and to check is bounded before it is done, whatever the text's length: an
-object of a hundred thousand members costs as much as a book. NaN and infinities are not JSON.
+Rules: how much there is to parse and to check is bounded before that is done. The text's length alone is no
+bound: an object of a hundred thousand members costs as much as a book. NaN and infinities are not JSON.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ B = TypeVar("B", bound=Body)
 
 
 def bounded(body: bytes | bytearray, config: ServerConfig) -> None:
-    """Raises ApiError 400 where the text holds more values, or more texts, lists and objects, than allowed.
-    Whole scans of C speed only; exact for every part that a parser would accept."""
+    """Raises ApiError 400 if the text holds more values, or more texts, lists and objects, than the limits
+    allow. Only scans of the whole text that run in C are used. The count is exact for every text that a
+    parser would accept."""
     most_values, most_items = config.max_json_values, config.max_json_items
     if len(body) <= min(most_values, most_items):
-        return  # each takes a byte at least
+        return  # each item takes a byte at least, so these are few enough
     items = body.count(b"{") + body.count(b"[") + body.count(b'"')
     if items <= most_items and body.count(b",") < most_values:
         return
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # quotes that are left begin or end a text
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # each quote left begins or ends a text
     texts = bare.count(b'"') // 2
     if texts > most_items:
         raise _too_complex(f"{texts} texts and names", most_items, "--max-json-items")
@@ -48,7 +50,7 @@ def _too_complex(what: str, limit: int, option: str) -> ApiError:
 
 
 def load(body: bytes | bytearray, config: ServerConfig) -> Any:
-    """The JSON value. Raises ApiError 400."""
+    """The JSON value of a body. Raises ApiError 400."""
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -64,7 +66,7 @@ def load(body: bytes | bytearray, config: ServerConfig) -> Any:
 
 
 def check(kind: type[B], value: Any) -> B:
-    """Raises ApiError 400 that names the first wrong field."""
+    """The checked body. Raises ApiError 400 that names the first wrong field."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -72,7 +74,7 @@ def check(kind: type[B], value: Any) -> B:
 
 
 def _first_error(error: ValidationError, value: Any) -> ApiError:
-    """The most telling one: a wrong `type`, else an unknown field, else the first."""
+    """The error that tells most: a wrong `type`, otherwise an unknown field, otherwise the first."""
     found = error.errors(include_url=False, include_context=False)
     first = min(found, key=lambda e: (e["loc"][-1:] != ("type",), e["type"] != "extra_forbidden"))
     path = _path(first["loc"], value, missing=first["type"] == "missing")
@@ -87,7 +89,7 @@ def _first_error(error: ValidationError, value: Any) -> ApiError:
 
 
 def _path(location: tuple[Any, ...], value: Any, *, missing: bool) -> str:
-    """Where in the body, without the names pydantic gives to branches of a union."""
+    """The field's place in the body, without the names that pydantic gives to branches of a union."""
     path = []
     for depth, part in enumerate(location):
         if (isinstance(value, list) and isinstance(part, int)) or (isinstance(value, dict) and part in value):

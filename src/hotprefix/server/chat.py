@@ -1,9 +1,12 @@
-"""POST /v1/chat/completions. Owns: what a conversation's request means and the shape of its answer.
+"""POST /v1/chat/completions. Owns: what a conversation's request means, and the shape of its answer.
 
-Rules: the first piece of each choice has the role and an empty content, the last one only the finish
-reason. `developer` messages are the template's system messages. Tools are told to the model whatever
-the tool choice, so that the prompt's prefix stays the same; with choice none calls are not looked for.
-What an answer holds, the next request may send back. Reasoning is apart from content if it is asked for.
+Rules:
+1. The first piece of each choice has the role and an empty content, the last one only the finish reason.
+2. `developer` messages are the template's system messages.
+3. The model is told the tools whatever the tool choice is, so that the prompt's prefix stays the same. With
+   choice "none" the output is not searched for calls.
+4. Whatever an answer holds, the next request may send back.
+5. Reasoning is kept apart from content if the request asks for it.
 """
 
 from __future__ import annotations
@@ -38,13 +41,13 @@ def rendered(body: Conversation, text: Text) -> list[int]:
 
 
 def template_tools(body: Conversation) -> list[dict[str, Any]]:
-    """The tools without what is null, keys in the order they came in."""
+    """The tools without fields that are null. Keys keep the order in which they came."""
     return [tool.model_dump(exclude_none=True) for tool in body.tools]
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """The message without what is null. `developer` is `system`; `reasoning` is another name of
-    `reasoning_content`; a refusal is the content of a message that has no other."""
+    """The message without fields that are null. `developer` becomes `system`, and `reasoning` is another name
+    of `reasoning_content`. If a message has a refusal and no content, the refusal is its content."""
     shown = message.model_dump(exclude_none=True, exclude={"reasoning", "refusal"})
     if isinstance(message.reasoning, str):
         shown.setdefault("reasoning_content", message.reasoning)
@@ -55,7 +58,7 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def max_tokens(body: Chat) -> int | None:
-    """Raises InputError where the two names of the limit differ, or nothing may be said."""
+    """The limit on outputs. Raises InputError if its two names differ, or if it allows no output."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and old is not None and new != old:
         raise InputError(
@@ -68,7 +71,7 @@ def max_tokens(body: Chat) -> int | None:
 
 
 def check(body: Chat) -> None:
-    """Raises InputError where fields contradict each other."""
+    """Raises InputError if fields contradict each other."""
     if body.top_logprobs is not None:
         if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
             raise InputError(
@@ -83,7 +86,7 @@ def check(body: Chat) -> None:
 
 
 class ChatChoice:
-    """One choice. prompt: ids of the conversation."""
+    """One choice. prompt: the conversation's ids."""
 
     def __init__(self, index: int, body: Chat, text: Text, prompt: Sequence[int]) -> None:
         self._index, self._body, self._text = index, body, text
@@ -122,7 +125,7 @@ class ChatChoice:
         return found
 
     def _read(self, delta: Delta) -> Iterator[tuple[str, ToolOutput]]:
-        """The delta's text as reasoning, and as content and calls."""
+        """The delta's text, split into reasoning on the one side and content and calls on the other."""
         reasoning, text = self._splitter.push(delta.text) if self._splitter else ("", delta.text)
         if self._splitter and delta.finish is not None:
             last = self._splitter.flush()
@@ -138,7 +141,8 @@ class ChatChoice:
         return self._body.parallel_tool_calls or call.index == 0
 
     def _call_piece(self, call: ToolDelta) -> dict[str, Any]:
-        """The piece of a stream, and the same added to the whole calls. Arguments stay byte for byte."""
+        """The piece that a stream sends; the same is added to the whole calls. Arguments stay byte for
+        byte."""
         if call.name is None:
             self._calls[call.index]["function"]["arguments"] += call.arguments
             return {"index": call.index, "function": {"arguments": call.arguments}}
@@ -186,5 +190,6 @@ _TAIL = 16
 
 
 def _splitter(prompt: Sequence[int], text: Text) -> ReasoningSplitter:
-    """Reads an output behind the prompt, whose last few tokens say whether a thought is open."""
+    """A splitter for the output behind the prompt. The prompt's last few tokens tell whether a thought is
+    open."""
     return ReasoningSplitter.after(text.decode(prompt[-_TAIL:], skip_special_tokens=False))

@@ -1,8 +1,8 @@
-"""POST /v1/completions. Owns: the forms a prompt may have, echo, and the shape of the answer.
+"""POST /v1/completions. Owns: the forms that a prompt may have, echo, and the shape of the answer.
 
-Rules: a prompt is a text, a list of texts, a list of token ids, or a list of such lists; an empty one is
-refused by its place. `echo` puts the prompt before the output, log-probabilities included;
-`max_tokens` 0 is allowed with it: the engine computes the prompt and says nothing.
+Rules: a prompt is a text, a list of texts, a list of token ids, or a list of such lists. An empty one is
+refused, and the message names its place. `echo` puts the prompt before the output, log-probabilities
+included. With `echo`, `max_tokens` may be 0: the engine computes the prompt and no output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LOGPROBS = 5
 
 
 def prompts_of(body: Completion, text: Text) -> list[list[int]]:
-    """Token ids of each prompt. Raises InputError that names the place."""
+    """Token ids of each prompt. Raises InputError that names the prompt's place."""
     given = body.prompt
     if isinstance(given, str):
         return [text.encode(given, add_special_tokens=body.add_special_tokens)]
@@ -50,13 +50,14 @@ def _encoded(prompt: str, place: str, body: Completion, text: Text) -> list[int]
 
 
 def prompt_count(body: Completion) -> int:
-    """How many prompts there are, before they are looked at closely."""
+    """How many prompts there are; called before they are checked one by one."""
     given = body.prompt
     return len(given) if isinstance(given, list) and given and type(given[0]) is not int else 1
 
 
 def echoed(body: Completion, number: int, prompt: Sequence[int], text: Text) -> str | None:
-    """The text of prompt `number` to show before its output: as it was given, else decoded."""
+    """The text of prompt `number`, to be shown before its output: the text that was given, otherwise the ids
+    decoded. None if there is no echo."""
     if not body.echo:
         return None
     given = body.prompt
@@ -77,7 +78,7 @@ def _kind(value: Any) -> str:
 
 
 def check(body: Completion) -> None:
-    """Raises InputError where fields contradict each other."""
+    """Raises InputError if fields contradict each other."""
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
         raise InputError(f"logprobs={body.logprobs}: give 0 to {MAX_LOGPROBS}", param="logprobs")
     if body.max_tokens == 0 and not body.echo:
@@ -87,7 +88,7 @@ def check(body: Completion) -> None:
 
 
 class CompletionChoice:
-    """One choice. prompt_text: echoed before the output, None = no echo."""
+    """One choice. prompt_text: shown before the output; None = no echo."""
 
     def __init__(
         self, index: int, body: Completion, text: Text, prompt: tuple[int, ...], echoed: str | None

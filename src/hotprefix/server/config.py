@@ -1,7 +1,6 @@
 """Server settings. Owns: `ServerConfig`, frozen and validated when built.
 
-Rules: API keys are held as SHA-256 digests only, so that no log or trace can show one. Units: seconds,
-bytes.
+Rules: API keys are held as SHA-256 digests only, so no log and no trace can show one. Units: seconds, bytes.
 """
 
 from __future__ import annotations
@@ -25,23 +24,27 @@ LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How requests are taken. Each limit's option is its name, with hyphens and without `_s`.
+    """How requests are taken. The option of each limit is its name, with hyphens and without `_s`.
 
-    key_digests: SHA-256 of each API key; empty = no keys. isolate_keys: a key's requests share cached
-    prefixes only with the same key's. served_names: names of the model that requests may give, the
-    first is shown (empty = the engine's name). cors_origin: regular expression of origins whose pages
-    may call the server. allowed_hosts: names that a Host header may give besides addresses and names of this
-    machine; "*" = any. body_limit: bytes. max_choices: prompts times n in one request. drain_s: how
-    long open requests may run on after SIGTERM. stream_keepalive_s: after so long without a byte a stream
-    sends a comment, 0 = never.
-
-    max_header_bytes, max_headers: request line and headers of one request. header_timeout_s: from the first
-    byte of a request, or from the connection's begin, to the end of its headers. body_timeout_s: for a body,
-    and one second more for each `min_body_rate` bytes of it. idle_timeout_s: how long a connection waits for
-    its next request. send_timeout_s: how long a client may read nothing of its answer. max_connections:
-    None = as many as the process may open files for, 4096 at most. max_json_values: in one body, of any
-    kind (token ids). max_json_items: texts, names of fields, lists and objects. max_messages: of one
-    conversation; as many tools.
+    key_digests: SHA-256 of each API key; empty = no keys.
+    isolate_keys: requests share cached prefixes only with requests of the same key.
+    served_names: names of the model that requests may give; the first is shown. Empty = the engine's name.
+    cors_origin: regular expression of the origins whose pages may call the server.
+    allowed_hosts: names that a Host header may give besides addresses and names of this machine; "*" = any.
+    body_limit: bytes of one body.
+    max_choices: prompts times n in one request.
+    drain_s: how long open requests may run on after SIGTERM.
+    stream_keepalive_s: a stream sends a comment after so long without a byte; 0 = never.
+    max_header_bytes, max_headers: of one request's line and headers.
+    header_timeout_s: for a request's headers, from its first byte, or from the connection's beginning.
+    body_timeout_s, min_body_rate: a body may take body_timeout_s, and one second more for each min_body_rate
+    bytes of it.
+    idle_timeout_s: how long a connection waits for its next request.
+    send_timeout_s: how long a client may read nothing of its answer.
+    max_connections: None = as many as the process may open files for, 4096 at most.
+    max_json_values: in one body, of any kind (token ids are the most).
+    max_json_items: texts, names of fields, lists and objects in one body.
+    max_messages: messages of one conversation; it may have as many tools.
     """
 
     host: str = "127.0.0.1"
@@ -95,15 +98,15 @@ class ServerConfig:
 
     @classmethod
     def digests(cls, keys: list[str]) -> frozenset[bytes]:
-        """Digests of keys. Raises ConfigError where one is empty."""
+        """Digests of keys. Raises ConfigError if one is empty."""
         if not all(keys):
             raise ConfigError("an API key is empty: give at least one character", param="api_key")
         return frozenset(key_digest(key.encode()) for key in keys)
 
     @classmethod
     def keys_from_file(cls, path: Path) -> frozenset[bytes]:
-        """Digests of the keys in a file, one a line; empty lines and lines that start with # are left
-        out. Raises ConfigError where the file cannot be read or holds no key."""
+        """Digests of the keys in a file, one key a line. Empty lines and lines that start with # are left
+        out. Raises ConfigError if the file cannot be read or holds no key."""
         try:
             lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
@@ -120,5 +123,5 @@ class ServerConfig:
 
 
 def key_digest(key: bytes) -> bytes:
-    """What is kept of an API key."""
+    """The digest that is kept of an API key."""
     return hashlib.sha256(key).digest()

@@ -1,8 +1,8 @@
-"""Which connections are open. Owns: their number, and who closes when there is no room for another one.
+"""Which connections are open. Owns: their number, and which one closes when there is no room for another.
 
-Rules: a connection without a request in progress never keeps another one out. Those that have never sent a
-request go first, then those that wait for their next one; in both, the one that has waited longest. Only
-where every connection is working on a request is a new one refused.
+Rules: a connection without a request in progress never keeps another one out. If there is no room, one that
+has never sent a request closes; if there is none, one that waits for its next request; of several, the one
+that has waited longest. A new connection is refused only if every open one is working on a request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ class Connection(Protocol):
 
 
 class Connections:
-    """Of one server. limit: how many may be open. closed_for_room: how many had to give way."""
+    """The connections of one server.
+
+    limit: how many may be open.
+    closed_for_room: how many were closed to make room.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -33,7 +37,7 @@ class Connections:
         return len(self._new) + len(self._resting) + len(self._busy)
 
     def join(self, connection: Connection) -> bool:
-        """Take a new one in; False where every place is taken by one with a request."""
+        """Take in a new connection. False if every place is taken by a connection with a request."""
         if len(self) >= self.limit:
             longest = next(iter(self._new), None) or next(iter(self._resting), None)
             if longest is None:
@@ -45,12 +49,12 @@ class Connections:
         return True
 
     def busy(self, connection: Connection) -> None:
-        """It has sent a request's headers."""
+        """The connection has sent a request's headers."""
         self.leave(connection)
         self._busy.add(connection)
 
     def idle(self, connection: Connection) -> None:
-        """Its request is answered."""
+        """The connection's request is answered."""
         if connection in self._busy:
             self._busy.remove(connection)
             self._resting[connection] = None
@@ -62,8 +66,8 @@ class Connections:
 
 
 def connections_allowed() -> int:
-    """As many as the process may open files for, less what it needs itself; `MOST_CONNECTIONS` at most. The
-    soft limit on open files is raised as far as the system lets us."""
+    """As many as the process may open files for, less those that it needs itself; `MOST_CONNECTIONS` at most.
+    The soft limit on open files is raised as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_CONNECTIONS + FILES_KEPT
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,7 +1,7 @@
-"""Errors as HTTP answers. Owns: the status, OpenAI's error body, and which of our errors is which.
+"""Errors as HTTP answers. Owns: the status, OpenAI's error body, and which exception becomes which answer.
 
-Rules: every refusal is `{"error": {message, type, param, code}}`; nothing internal (a trace, a path, a
-key) is in a body. A request that was refused for its size is answered before it was read.
+Rules: every refusal is `{"error": {message, type, param, code}}`. Nothing internal (a trace, a path, a key)
+is in a body. A request that is refused for its size is answered before it is read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ApiError(Exception):
 
 
 def from_error(error: Exception) -> ApiError:
-    """Which answer an exception is."""
+    """The answer that an exception becomes."""
     match error:
         case ApiError():
             return error
@@ -92,8 +92,8 @@ def response_of(error: ApiError) -> Response:
 
 
 class Lingering(JSONResponse):
-    """An answer to a request that was not read to its end. The rest is thrown away for a moment before
-    the connection closes, because closing on unread data can destroy the answer on its way."""
+    """An answer to a request that was not read to its end. Before the connection closes, the rest is read and
+    thrown away for a moment, because closing on unread data can destroy the answer on its way."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [*self.raw_headers, (b"connection", b"close")]

@@ -1,9 +1,9 @@
 """Running generations for one HTTP request. Owns: the response that streams or collects, and its end.
 
-Rules: nothing is sent before the first delta, so that a refusal or an early failure still has its
-status; only where keep-alive comments are wanted, the first of them may come before. A failure after that
-is an SSE error event and no [DONE]. The client that leaves ends its
-generations at once, all of them; so does every error.
+Rules: nothing is sent before the first delta, so a refusal or an early failure still gets its status. Only
+keep-alive comments, if they are configured, may come before. A failure after that is an SSE error event,
+without [DONE]. If the client leaves, all of the request's generations end at once; they do so on every error,
+too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Engine(Protocol):
 
 
 class GenerationResponse(Response):
-    """Submits the answer's requests when called, and sends what comes of them."""
+    """Submits the answer's requests when it is called, and sends what comes of them."""
 
     def __init__(
         self, answer: Answer, engine: Engine, gate: Gate, metrics: Metrics, *, sse: bool, keepalive_s: float
@@ -66,7 +66,7 @@ class GenerationResponse(Response):
         try:
             await self._work(scope, receive, send)
         except asyncio.CancelledError:
-            if not _came_to_its_end(gone) or work.uncancel():  # somebody else cancelled, too
+            if not _came_to_its_end(gone) or work.uncancel():  # it was cancelled for another reason, too
                 raise
             self._metrics.client_left()
         finally:
@@ -84,7 +84,8 @@ class GenerationResponse(Response):
         await JSONResponse(self._answer.whole())(scope, receive, send)
 
     def _chunks(self, delta: Delta, watch: Watch) -> list[dict[str, Any]]:
-        """The stream chunks of a delta, measured. Raises ApiError at one that tells of a failure."""
+        """The stream chunks of a delta; the delta's times are measured. Raises ApiError if the delta tells of
+        a failure."""
         watch.delta(delta, time.monotonic())
         if delta.finish in (Finish.ERROR, Finish.ABORT):
             raise self._failure(delta)
@@ -117,8 +118,11 @@ class GenerationResponse(Response):
 
 
 class Events:
-    """The body of a stream. begun: whether its status and headers are sent, which is done with the first
-    bytes. keepalive_s: after so long without a byte a comment is sent, which clients ignore; 0 = never."""
+    """The body of a stream.
+
+    begun: whether status and headers are sent, which happens with the first bytes.
+    keepalive_s: after so long without a byte a comment is sent, which clients ignore; 0 = never.
+    """
 
     def __init__(self, send: Send, keepalive_s: float) -> None:
         self._send, self._keepalive_s = send, keepalive_s
@@ -140,7 +144,7 @@ class Events:
 
     @contextlib.asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Comments are sent while the body of this context takes long."""
+        """While the body of this context runs, comments are sent whenever it takes long."""
         beat = asyncio.create_task(self._beat()) if self._keepalive_s else None
         try:
             yield

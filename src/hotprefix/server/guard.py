@@ -1,9 +1,9 @@
-"""Who may come in. Owns: API keys, cross-origin answers, request ids and the gate that drains.
+"""Which requests may come in. Owns: API keys, cross-origin answers, request ids and the gate that drains.
 
-Rules: with keys set every route needs one, unknown routes too, except OPTIONS, health, liveness and the page
-at /, which is the same for everybody and holds no data. A key is compared by digest against all keys in
-constant time and is never kept, logged or shown. What names and pages may call is `sites.py`'s to say, and
-comes before the keys.
+Rules: if there are keys, every route needs one, unknown routes too. The exceptions are OPTIONS, health,
+liveness and the page at /, which is the same for every client and holds no data. A key is compared by digest
+against all keys, in constant time, and is never kept, logged or shown. `sites.py` decides which host names
+and which pages may call; that check comes before the keys.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Guard:
     """ASGI middleware around everything."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, told: Callable[[int], None]) -> None:
-        """told: is given the status of each refusal."""
+        """told: called with the status of each refusal."""
         self._app, self._config = app, config
         self._sites = Sites(config)
         self._told = told
@@ -85,7 +85,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _enter(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Check the key, where one is needed, and note whose it is."""
+        """Check the key, if the route needs one, and note its owner."""
         if not self._config.key_digests or _open(scope):
             return None
         key = _bearer(headers)
@@ -103,7 +103,7 @@ class Guard:
         return found
 
     def _stamped(self, request: Headers, send: Send) -> Send:
-        """Add the request id and, where the origin may see it, the cross-origin headers."""
+        """Add the request id and, if the origin may see the answer, the cross-origin headers."""
         request_id = request.get("x-request-id", "")
         if not re.fullmatch(r"[\x21-\x7e]{1,128}", request_id):
             request_id = uuid.uuid4().hex
@@ -148,19 +148,20 @@ def _refusal(given: bool) -> ApiError:
 
 
 def tenant(key: bytes) -> str:
-    """A name for the key's owner that does not give the key away and is the same in every process."""
+    """A name for the key's owner. It does not give the key away, and is the same in every process."""
     return hmac.new(key, b"hotprefix cache namespace", hashlib.sha256).hexdigest()
 
 
 def payer(config: ServerConfig, headers: Headers, peer: str) -> str:
-    """Whom the work for a request is charged to: its API key, whether keys are isolated or not; the peer's
-    address if there are no keys. headers: of a request that was let in."""
+    """What the work for a request is charged to: its API key, whether keys are isolated or not; the peer's
+    address if there are no keys. headers: those of a request that was let in."""
     key = _bearer(headers) if config.key_digests else None
     return f"peer {peer}" if key is None else f"key {tenant(key)}"
 
 
 def salt(owner: str | None, cache_salt: str | None) -> str | None:
-    """Namespace salt of a request. JSON keeps the parts apart: no two pairs give the same text."""
+    """The namespace salt of a request. It is JSON, which keeps the parts apart: no two pairs give the same
+    text."""
     if owner is None and cache_salt is None:
         return None
     return json.dumps([owner, cache_salt])

@@ -1,8 +1,8 @@
-"""The engine's inner numbers as metrics. Owns: names and words of everything in `Insight`.
+"""The engine's inner numbers as metrics. Owns: the names and descriptions of everything in `Insight`.
 
-Rules: every field of the kernel's, the tiers' and the store's counters is a metric of its own name, so that
-none can be counted and shown nowhere (rule 59): a field added there appears here. Labels take
-words of fixed lists only. A tier or link that is not there has no metrics, not zeros.
+Rules: every field of the kernel's, the tiers' and the store's counters is a metric of its own name, so
+nothing can be counted and shown nowhere (rule 59): a field that is added there appears here. Labels take
+words of fixed lists only. A tier or link that does not exist has no metrics, rather than zeros.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def insight_metrics(insight: Insight) -> Iterator[Metric]:
 
 
 def tier_pages(insight: Insight | None) -> Mapping[str, Occupancy]:
-    """Tiers beside L1, by label."""
+    """The tiers beside L1, by label."""
     return {} if insight is None or insight.l2 is None else {"host": insight.l2}
 
 
 def _queue(queue: Queue) -> Iterator[Metric]:
-    """Absent while nothing waits: an age of 0 would be one that was measured."""
+    """Absent while nothing waits, because an age of 0 would look like a measured one."""
     if queue.oldest is not None:
         yield GaugeMetricFamily(
             "hotprefix_oldest_wait_seconds",
@@ -140,7 +140,7 @@ def _queue(queue: Queue) -> Iterator[Metric]:
 
 
 def _goodput(fared: Fared) -> Iterator[Metric]:
-    """Only of objectives that were given."""
+    """Only for objectives that were given."""
     objectives = GaugeMetricFamily(
         "hotprefix_slo_seconds", "The objectives that requests are held against.", labels=["objective"]
     )
@@ -247,7 +247,7 @@ def _time(insight: Insight) -> Iterator[Metric]:
 
 
 def _links(insight: Insight) -> Iterator[Metric]:
-    """Physical links, each counted by itself: a page from L3 to L1 counts on both."""
+    """The physical links, each counted by itself: a page from L3 to L1 counts on both."""
     moved = CounterMetricFamily("hotprefix_link_bytes", "Bytes moved, by link.", labels=["link"])
     spent = CounterMetricFamily("hotprefix_link_seconds", "Seconds spent moving, by link.", labels=["link"])
     pages = CounterMetricFamily("hotprefix_link_pages", "Pages moved, by link.", labels=["link"])

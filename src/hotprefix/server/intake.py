@@ -1,11 +1,13 @@
-"""Taking bodies in. Owns: reading within the limits, how much memory bodies may hold, where they are worked
-on.
+"""Taking bodies in. Owns: reading within the limits, how much memory bodies may hold, and where they are
+worked on.
 
-Rules: bounds come first, work after. A body over the limit is refused from its Content-Length alone where it
-has one, else when the limit is passed; what it holds is counted before it is parsed. A body that takes long
-to parse and tokenize is worked on in a thread, so that streams go on. There is one thread for large bodies
-and one for those between: more would only fight for the interpreter's lock, and so a long document waits for
-long documents only. Memory that such work took goes back to the system.
+Rules:
+1. Bounds come first, work after. A body over the limit is refused by its Content-Length alone if it has one,
+   otherwise when the limit is passed. What it holds is counted before it is parsed.
+2. A body that takes long to parse and tokenize is worked on in a thread, so that streams go on. One thread
+   works on large bodies and one on those of middle size. More threads would only fight for the interpreter's
+   lock, and so a long document waits for long documents only.
+3. Memory that such work took goes back to the system.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ T = TypeVar("T")
 
 
 class Intake:
-    """Of one server. held: bytes of bodies that were read and not yet worked on."""
+    """The intake of one server. held: bytes of bodies that were read and not yet worked on."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -44,7 +46,7 @@ class Intake:
         self._large = ThreadPoolExecutor(1, "large-bodies")
 
     async def use(self, request: Request, work: Callable[[Any], T]) -> T:
-        """What `work` makes of the body's JSON value. Raises ApiError 400, 413, 415, 503."""
+        """What `work` makes of the body's JSON value. Raises ApiError 400, 413, 415 or 503."""
         async with self._read(request) as body:
             return await self._run(request, len(body), lambda: work(self._value(body)))
 
@@ -61,7 +63,7 @@ class Intake:
             return await asyncio.get_running_loop().run_in_executor(lane, work)
 
         try:
-            return await while_there(request.receive, done())  # who leaves the queue is not worked for
+            return await while_there(request.receive, done())  # no work if the client leaves the queue
         finally:
             if size > TRIM_BYTES:
                 lane.submit(give_memory_back)
@@ -70,8 +72,8 @@ class Intake:
 
     @contextlib.asynccontextmanager
     async def _read(self, request: Request) -> AsyncIterator[bytearray]:
-        """The whole body. Where all bodies together would need more than their room, the largest of those
-        that have not come to their end gives way."""
+        """The whole body. If all bodies together would need more room than there is, the largest of those
+        that are still being read gives way."""
         self._check_head(request)
         body = bytearray()
         try:
@@ -93,7 +95,7 @@ class Intake:
             self.held -= len(body)
 
     def _check_head(self, request: Request) -> None:
-        # A page of any site can send a body of another type, or of none, without asking first.
+        # A browser lets a page of any site send a body of another type, or of none, without asking first.
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             message = f"content-type {kind!r}: send application/json"
@@ -140,6 +142,6 @@ _trim = _find_trim()
 
 
 def give_memory_back() -> None:
-    """Return freed memory to the system, where the C library keeps it otherwise."""
+    """Return freed memory to the system, if the C library would keep it otherwise."""
     if _trim is not None:
         _trim(0)

@@ -1,9 +1,10 @@
-"""The live page. Owns: `/`, one static page without assets of others, and `/live.json`, what it shows.
+"""The live page. Owns: `/`, one static page that loads nothing from elsewhere, and `/live.json`, what it
+shows.
 
 Rules: the page holds nothing worth guarding and needs no key; its data needs one like every other route.
-However many look, the engine is asked at most once every `FRESH_S` seconds, and nobody waits for a busy
-one: after `WAIT_S` the last snapshot is given, with its age. A content security policy lets the page run its
-own script and style and talk to its own server only.
+However many pages are open, the engine is asked at most once every `FRESH_S` seconds, and no page waits for a
+busy one: after `WAIT_S` seconds it gets the last snapshot, with its age. A content security policy lets the
+page run its own script and style only, and talk to its own server only.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Live:
         return JSONResponse(found, headers={"cache-control": "no-store"})
 
     async def _refresh(self) -> None:
-        """Ask the engine, unless somebody just did; wait a little for what it says."""
+        """Ask the engine, unless that was just done, and wait a little for its answer."""
         if self._asking is None and self._clock() - self._asked >= FRESH_S:
             self._asked = self._clock()
             self._asking = asyncio.create_task(self._ask())
@@ -162,7 +163,7 @@ def _inner(insight: Insight) -> dict[str, Any]:
 
 
 def _queue(queue: Queue) -> dict[str, Any]:
-    """Seconds and pages; None where nothing waits."""
+    """Seconds and pages; None while nothing waits."""
     head = queue.head
     if head is None:
         return {"oldest_s": queue.oldest, "head": None}
@@ -176,7 +177,7 @@ def _queue(queue: Queue) -> dict[str, Any]:
 
 
 def _goodput(fared: Fared | None) -> dict[str, Any] | None:
-    """None where there are no objectives; a time-out without an objective is left out."""
+    """None if there are no objectives. Without an objective for it, the time-out is left out."""
     if fared is None:
         return None
     return {
@@ -186,7 +187,7 @@ def _goodput(fared: Fared | None) -> dict[str, Any] | None:
 
 
 def _predictions(seen: Predictions | None) -> dict[str, Any] | None:
-    """Seconds; what was never both predicted and observed is left out."""
+    """Seconds. A quantity that was never both predicted and observed is left out."""
     if seen is None:
         return None
     found = {of: getattr(seen, of) for of in ("restore", "prefill", "fetch")}

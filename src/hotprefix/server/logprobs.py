@@ -1,8 +1,8 @@
 """Log-probabilities on the wire. Owns: their three shapes (chat, completions, prompt_logprobs).
 
-Rules: a token that is not UTF-8 by itself is written `bytes:\\xHH...`, so two of them never share a
-name. JSON has no infinity: what is impossible is `FLOOR` (rule 49). Offsets count characters of
-the text, a character belongs to the token that completes it.
+Rules: a token that is not UTF-8 by itself is written `bytes:\\xHH...`, so two of them never share a name.
+JSON has no infinity, so the log-probability of what is impossible is `FLOOR` (rule 49). Offsets count
+characters of the text; a character belongs to the token that completes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FLOOR = -9999.0
 
 
 def finite(logprob: float) -> float:
-    """The value, or FLOOR where it is below or not a number."""
+    """The value, or FLOOR if it is below that or not a number."""
     return logprob if logprob > FLOOR else FLOOR
 
 
@@ -66,8 +66,8 @@ class Offsets:
 def completion_part(
     text: Text, entries: Iterable[tuple[int, TokenLogprob | None]], offsets: Offsets, top: int
 ) -> dict[str, list[Any]]:
-    """`logprobs` of a completions choice for these (token, entry or None where it has none). top: how
-    many alternatives were asked for; the sampled token is always among them."""
+    """`logprobs` of a completions choice for these pairs of a token and its entry, None if it has none. top:
+    how many alternatives were asked for; the sampled token is always among them."""
     part: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, entry in entries:
         part["tokens"].append(token_name(text, token))
@@ -82,13 +82,13 @@ def completion_part(
 
 
 def joined(parts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """Parts of one choice, one after the other."""
+    """The parts of one choice, one after the other."""
     keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     return {key: [value for part in parts for value in part[key]] for key in keys}
 
 
 def prompt_entries(text: Text, entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """`prompt_logprobs`: one for each prompt token, null for the first, which nothing predicts."""
+    """`prompt_logprobs`: one entry for each prompt token; null for the first, which nothing predicts."""
     whole: list[dict[str, Any] | None] = [None]
     for entry in entries:
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}

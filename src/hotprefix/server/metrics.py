@@ -1,9 +1,9 @@
 """GET /metrics. Owns: every metric's name, and what the server itself measures.
 
-Rules: `hotprefix_*` names and meanings follow the project's terms; `vllm:*` are aliases with vLLM's
-meaning, so that dashboards made for it work. Counters of the engine start at 0 with each new engine
-process. A prompt's cache lookup counts once per generation, however often the scheduler looked. What
-was not measured is absent, not 0. Labels take a fixed set of values: nothing a client sends becomes one.
+Rules: `hotprefix_*` names and meanings follow the project's terms. `vllm:*` are aliases with vLLM's meaning,
+so that dashboards made for it work. The engine's counters start at 0 with each new engine process. A prompt's
+cache lookup counts once per generation, however often the scheduler looked. What was not measured is absent,
+not 0. Labels take a fixed set of values: nothing that a client sends becomes one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Metrics:
         return histogram
 
     def collect(self) -> Iterator[Metric]:
-        """The aliases of what the server measures, made when asked for: every token is observed once."""
+        """vLLM's aliases of what the server measures. They are made when metrics are asked for, so that each
+        token is observed only once."""
         labels = {"model_name": self.engine.model, "engine": "0"}
         for name, histogram in self._aliases.items():
             (own,) = histogram.collect()
@@ -81,11 +82,11 @@ class Metrics:
         yield success
 
     def watch(self, now: float) -> Watch:
-        """Measure the generations of one request that was taken at `now`."""
+        """A `Watch` for the generations of one request that was taken at `now`."""
         return Watch(self, now)
 
     def ended(self, delta: Delta, seconds: float) -> None:
-        """A generation's terminal delta came, `seconds` after its request was taken."""
+        """The terminal delta of a generation came `seconds` after its request was taken."""
         assert delta.finish is not None
         self._finished.labels(delta.finish.value).inc()
         if delta.finish in (Finish.STOP, Finish.LENGTH):
@@ -96,7 +97,7 @@ class Metrics:
             self._timed(delta.timing, delta.usage.completion_tokens)
 
     def _timed(self, timing: Timing, outputs: int) -> None:
-        """Intervals by the engine's clock; one that never happened is not observed."""
+        """Observe the intervals by the engine's clock, except those that never happened."""
         for histogram, seconds in (
             (self._queue, timing.queue),
             (self._prefill, timing.prefill),
@@ -125,7 +126,7 @@ class Metrics:
 
 
 class Watch:
-    """Times of one request's generations. Seconds come in from outside."""
+    """The times of one request's generations. The clock's seconds are passed in."""
 
     def __init__(self, metrics: Metrics, start: float) -> None:
         self._metrics, self._start = metrics, start
@@ -154,7 +155,7 @@ class EngineCollector:
         self._restarts = 0
 
     def update(self, model: str, stats: EngineStats | None, *, up: bool, restarts: int) -> None:
-        """stats None: the engine gave none; its numbers are then absent."""
+        """stats: None if the engine gave none; then its numbers are absent."""
         self.model, self._stats, self._up, self._restarts = model, stats, up, restarts
 
     def collect(self) -> Iterator[Metric]:
@@ -211,7 +212,7 @@ def _aliases(stats: EngineStats, model: str) -> Iterator[Metric]:
 
     hits = stats.cached_device + stats.cached_host + stats.cached_storage
     used = (stats.owned_pages + stats.protected_pages) / stats.total_pages
-    if stats.insight is not None:  # the pool that is fullest: where it is full, nothing more runs
+    if stats.insight is not None:  # of the fullest pool: if one is full, nothing more runs
         used = max([used, *(group.held / group.total for group in stats.insight.groups)])
     yield gauge("num_requests_running", stats.running, "Requests running.")
     yield gauge("num_requests_waiting", stats.waiting, "Requests waiting.")

@@ -1,7 +1,7 @@
 """Working for a client as long as it is there. Owns: `while_there`.
 
-Rules: only for a request whose body has been read to its end; the server tells of a client that leaves by the
-one message that may follow.
+Rules: it is only for a request whose body has been read to its end, because then the one message that may
+still come says that the client has left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. It is cancelled if the client leaves first. Raises ClientDisconnect then."""
+    """What `work` returns. If the client leaves first, `work` is cancelled and ClientDisconnect raised."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -1,11 +1,14 @@
-"""HTTP on one connection, bounded. Owns: how many bytes and how long a client may take for each part of a
-request, and the answer to one that takes more.
+"""HTTP on one connection, bounded. Owns: how many bytes and how much time a client may take for each part of
+a request, and the answer if it takes more.
 
-Rules: the parser never sees more of a head, of a body's framing or of its trailers than `max_header_bytes`
-and one slice, so neither its work nor its memory grows with what a client sends; that is decided before any
-key is looked at. Every wait for a client ends: for a head, a body, a next request, a reader. One request at a
-time: what a client sends ahead is not parsed. What is refused here has the same error body as everywhere
-else, and a moment to arrive before the connection closes.
+Rules:
+1. The parser never sees more of a head, of a body's framing or of its trailers than `max_header_bytes` and
+   one slice, so neither its work nor its memory grows with what a client sends. This is decided before any
+   key is looked at.
+2. Every wait for a client ends: for a head, for a body, for the next request, for a client that reads.
+3. Requests are taken one at a time: what a client sends ahead is not parsed.
+4. What is refused here has the same error body as everywhere else, and a moment to arrive before the
+   connection closes.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class _Stop(Exception):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """A connection that keeps to `ServerConfig`'s limits. told: is given the status of each refusal."""
+    """A connection that keeps to `ServerConfig`'s limits. told: called with the status of each refusal."""
 
     def __init__(
         self, limits: ServerConfig, open_ones: Connections, told: Callable[[int], None], **uvicorn: Any
@@ -45,7 +48,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._deaf = False
-        self._fed = 0  # bytes since the last request's end, the head's begin or the last piece of a body
+        self._fed = 0  # bytes since a request's end, a head's start or a piece of a body
         self._body_bytes = 0
         self._body_began = 0.0
         self._thrown_away = 0
@@ -75,10 +78,10 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def give_way(self) -> None:
-        """Close at once; only asked of a connection without a request in progress."""
+        """Close at once. Called only if the connection has no request in progress."""
         self._deaf = True
         self._clear()
-        if self.transport.get_write_buffer_size():  # an answer that nobody reads
+        if self.transport.get_write_buffer_size():  # an answer that the client does not read
             self.transport.abort()
         else:
             self.transport.close()
@@ -115,7 +118,7 @@ class BoundedHttp(HttpToolsProtocol):
         try:
             self.parser.feed_data(part)
         except httptools.HttpParserUpgrade:
-            # What follows is not HTTP/1.1: reading it as requests would let one hide in another.
+            # What follows is not HTTP/1.1: if it were read as requests, one could hide in another.
             self._unsupported_upgrade_warning()
             self._read_no_more()
         except httptools.HttpParserError:
@@ -129,16 +132,17 @@ class BoundedHttp(HttpToolsProtocol):
                 self.refuse(self._head_too_large())
 
     def _throw_away(self, size: int) -> None:
-        """Read on for a while, so that the answer arrives; who sends more than that waits for the end."""
+        """Read on for a while, so that the answer arrives. A client that sends more than that is not read any
+        further."""
         self._thrown_away += size
         if self._thrown_away > THROWN_AWAY_BYTES:
-            if self._answering:  # and not reading would hide that the client leaves
+            if self._answering:  # without reading it would not be seen that the client leaves
                 self.transport.abort()
             else:
                 self.flow.pause_reading()
 
     def _read_no_more(self) -> None:
-        """The request in progress is this connection's last one."""
+        """Make the request in progress this connection's last one."""
         self._deaf = True
         if self.cycle is not None:
             self.cycle.keep_alive = False
@@ -156,7 +160,7 @@ class BoundedHttp(HttpToolsProtocol):
         return ApiError(431, message, code="headers_too_large")
 
     def on_message_begin(self) -> None:
-        if self._answering:  # a client that sends ahead must be ready to send again
+        if self._answering:  # a client that sends ahead must be ready to repeat it
             self._read_no_more()
             raise _Stop
         self._in_head, self._fed = True, 0
@@ -164,7 +168,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:  # a trailer: no route wants one
+        if not self._in_head:  # a trailer, which no route wants
             return
         limit = self._limits.max_headers
         if len(self.headers) >= limit:
@@ -200,7 +204,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._set_deadline(self._limits.header_timeout_s, self._head_late)
 
     def _head_late(self) -> None:
-        if not self._in_head:  # nothing was asked, so nothing is answered
+        if not self._in_head:  # there is no request, so there is no answer
             self.give_way()
             return
         limit = self._limits.header_timeout_s
@@ -208,7 +212,8 @@ class BoundedHttp(HttpToolsProtocol):
         self.refuse(ApiError(408, message, code="request_timeout"))
 
     def _body_late(self) -> None:
-        """Every byte that came in buys time, so that a slow line is no failure, but a silent client is."""
+        """The body's time is over. Each byte that came in adds time, so a slow line is no failure, but a
+        silent client is."""
         allowed = self._limits.body_timeout_s + self._body_bytes / self._limits.min_body_rate
         left = self._body_began + allowed - self.loop.time()
         if left > 0:
@@ -224,9 +229,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():  # as soon as the client has read what was written
+        if self.transport.is_closing():  # it closes when the client has read what was written
             self._set_deadline(self._limits.send_timeout_s, self.transport.abort)
-        elif self._in_body:  # answered before it was read: the rest is thrown away for a moment
+        elif self._in_body:  # answered before it was read; see `Lingering`
             self._set_deadline(LINGER_S, self.transport.abort)
         else:
             self._open_ones.idle(self)
@@ -275,6 +280,6 @@ def _raw_answer(error: ApiError) -> bytes:
 
 
 def bounded_http(limits: ServerConfig, told: Callable[[int], None]) -> Callable[..., BoundedHttp]:
-    """What makes the protocol of each connection, for uvicorn."""
+    """A factory of each connection's protocol, as uvicorn takes it."""
     open_ones = Connections(limits.max_connections or connections_allowed())
     return functools.partial(BoundedHttp, limits, open_ones, told)

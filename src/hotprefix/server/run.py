@@ -1,8 +1,8 @@
 """Running the server. Owns: the socket, loading, signals and the way down.
 
-Rules: the address is taken before anything is loaded, and answers 503 until the engine can answer. The
-first SIGTERM or SIGINT drains: new requests get 503, open ones finish within `drain_s`, then are
-ended with an error; nothing waits once nobody is left. The second one stops at once. Progress goes to stderr.
+Rules: the address is taken before anything is loaded, and answers 503 until the engine can answer. The first
+SIGTERM or SIGINT drains: new requests get 503, and open ones may finish within `drain_s`, then end with an
+error. If no request is open, there is no wait. The second signal stops at once. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LoadText = Callable[[str], Text]
 
 
 def build(config: EngineConfig, progress: Progress) -> Loop:
-    """Build the engine, in its process; torch is imported only there."""
+    """Build the engine. Called in the engine's process; torch is imported only there."""
     from hotprefix.engine.build import build_engine
     from hotprefix.records.open import open_recorder
 
@@ -61,7 +61,7 @@ def serve(
 
 
 def _listen(config: ServerConfig) -> socket.socket:
-    """Raises ConfigError where the address cannot be had."""
+    """The socket. Raises ConfigError if the address cannot be had."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,7 +90,7 @@ class _Http(uvicorn.Server):
 
 
 class _Run:
-    """One life of the server."""
+    """One run of the server, from loading to its end."""
 
     def __init__(self, engine: EngineConfig, config: ServerConfig, build: Build, load: LoadText) -> None:
         self._model, self._config, self._load = engine.model, config, load
@@ -123,7 +123,7 @@ class _Run:
         finally:
             self._app.state.service.gate.draining = True
             at_once = self._stop_now.is_set() or not self._engine.health().ok
-            await self._engine.stop(0.0 if at_once else 5.0)  # first: what is open is told, and sends it
+            await self._engine.stop(0.0 if at_once else 5.0)  # first, so that open requests end
             self._http.should_exit, self._http.force_exit = True, self._stop_now.is_set()
             await serving
 
@@ -139,7 +139,7 @@ class _Run:
         text.bound(self._engine.info.max_model_len)
         self._app.state.service.text = text
         gc.collect()
-        gc.freeze()  # what is loaded stays: a full collection would walk all of it in the middle of a stream
+        gc.freeze()  # or a full collection would walk all that is loaded, in the middle of a stream
 
     async def _drain(self) -> None:
         gate = self._app.state.service.gate
@@ -150,7 +150,7 @@ class _Run:
 
 
 async def _before(event: asyncio.Event, work: Coroutine[Any, Any, object], limit_s: float | None) -> bool:
-    """Whether `work` ended before the event and the limit; it is cancelled where not. Raises what it
+    """Whether `work` ended before the event and within the limit; if not, it is cancelled. Raises what it
     raised."""
     task, other = asyncio.create_task(work), asyncio.create_task(event.wait())
     await asyncio.wait((task, other), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
-"""From request fields to `SamplingParams`. Owns: that mapping, and what one request turns into.
+"""From request fields to `SamplingParams`. Owns: that mapping, and which engine requests one HTTP request
+becomes.
 
-Rules: ranges are checked by `SamplingParams` itself; here only what differs between the wire and the
-engine. The n choices of a prompt have seeds that follow from the given one, the first keeps it.
+Rules: `SamplingParams` itself checks ranges; here stands only what differs between the wire and the engine.
+The n choices of a prompt have seeds that are derived from the given one; the first has the given one itself.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def _token_id(key: str) -> int:
 def structured_output(
     body: Generation, forced: StructuredOutput | None = None
 ) -> tuple[str, StructuredOutput] | tuple[None, None]:
-    """The one grammar asked for, and the field it came by. forced: what a tool choice makes necessary.
-    Raises InputError where there are several or it is incomplete."""
+    """The one grammar that the request asks for, and the field that gave it. forced: the grammar that a tool
+    choice makes necessary. Raises InputError if there are several, or if it is incomplete."""
     found = [*_from_response_format(body), *_from_guided(body), *_from_structured_outputs(body)]
     if forced is not None:
         found.append(("tool_choice", forced))
@@ -78,7 +79,7 @@ def structured_output(
 Found = list[tuple[str, StructuredOutput]]
 
 
-# The field of a response_format that belongs to its type; the others may not be given.
+# For each type of response_format the field that belongs to it; the other fields may not be given.
 FIELD_OF = {"json_schema": "json_schema", "regex": "pattern", "grammar": "grammar"}
 
 
@@ -145,8 +146,8 @@ def _text(spec: Any) -> str:
 
 
 def check_length(prompt: Sequence[int], max_tokens: int | None, info: EngineInfo, param: str) -> None:
-    """Raises ContextLengthExceeded where the prompt and the outputs asked for (at least one) do not
-    fit, InputError where the prompt is empty or holds an id the model does not have."""
+    """Raises ContextLengthExceeded if the prompt and the outputs asked for (at least one) do not fit,
+    InputError if the prompt is empty or holds an id that the model does not have."""
     if not prompt:
         raise InputError(f"{param} is empty: give at least one token", param=param)
     if min(prompt) < 0 or max(prompt) >= info.vocab_size:
@@ -173,8 +174,8 @@ def requests_for(
     salt: str | None,
     arrived: float,
 ) -> list[Generate]:
-    """One engine request for each choice, in the order of their indices: prompt 0's n, prompt 1's n ...
-    arrived: when the HTTP request came, by `time.monotonic`."""
+    """One engine request for each choice, in the order of their indices: the n of prompt 0, the n of prompt
+    1, and so on. arrived: when the HTTP request came, by `time.monotonic`."""
     settings = [_with_seed(params, choice) for choice in range(n)]
     return [
         Generate(

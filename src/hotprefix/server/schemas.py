@@ -1,9 +1,9 @@
 """What requests may hold. Owns: the pydantic models of every body, and which fields are refused.
 
-Rules: an explicit null is the same as an absent field, everywhere. Types are strict (true is not 1, "1"
-is not 1). A field is supported, or harmless (`HARMLESS`: it changes no answer of ours), or neutral at
-one value (`NEUTRAL`: it asks for what happens anyway), or refused by name. Ranges of sampling fields
-live in `engine.params`.
+Rules: an explicit null is the same as an absent field, everywhere. Types are strict: true is not 1, and "1"
+is not 1. Each field is of one of four kinds: supported; harmless (`HARMLESS`: it changes no answer of this
+server); neutral at one value (`NEUTRAL`: that value asks for what happens anyway); or refused by name. Ranges
+of sampling fields are in `engine.params`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-MAX_FIELDS = 1000  # each that is unknown becomes an error of its own
+MAX_FIELDS = 1000  # each unknown field becomes an error of its own
 
 
 class Body(BaseModel):
-    """Base of every model here: strict, closed, nulls dropped. harmless: fields that are ignored. neutral:
-    fields that are accepted at these values."""
+    """The base of every model here: strict, closed, nulls dropped.
+
+    harmless: fields that are ignored.
+    neutral: fields that are accepted at these values.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
     harmless: ClassVar[frozenset[str]] = frozenset()
@@ -85,7 +88,7 @@ def _neutral(name: str, value: Any) -> None:
 
 
 class StreamOptions(Body):
-    """include_obfuscation asks for padding against traffic analysis, which is never added."""
+    """include_obfuscation: asks for padding against traffic analysis, which is never added."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -107,7 +110,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """Exactly one of them."""
+    """Exactly one of the fields is given."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json")
     json_object: bool | None = None
@@ -161,7 +164,7 @@ class Generation(Model):
 
 
 class Completion(Generation):
-    """POST /v1/completions. `prompt` is checked in `completions.prompts_of`: pydantic's errors about
+    """POST /v1/completions. `prompt` is checked in `completions.prompts_of`, because pydantic's errors about
     unions of lists name neither the prompt nor the token."""
 
     prompt: Any
@@ -194,7 +197,7 @@ class Tool(Body):
 
 
 class CalledFunction(Body):
-    """arguments: any text, since an answer may have been cut inside them; an object is taken too."""
+    """arguments: any text, since an answer may have been cut inside them. An object is accepted, too."""
 
     name: str
     arguments: str | dict[str, Any] = ""
@@ -209,8 +212,8 @@ class ToolCall(Body):
 
 class Message(Body):
     """One message of a conversation. Fields that answers and client libraries add are accepted: those that
-    say something to the model here, the others by `harmless`. What a message must have is checked where it is
-    rendered (`engine.text.messages`)."""
+    say something to the model stand here, the others are `harmless`. What a message must have is checked when
+    it is rendered (`engine.text.messages`)."""
 
     harmless = frozenset(
         {
@@ -239,7 +242,7 @@ class NamedTool(Body):
 
 
 class Conversation(Model):
-    """What is rendered by the chat template."""
+    """The fields that the chat template renders."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[Tool] = []
@@ -260,7 +263,7 @@ class Chat(Conversation, Generation):
 
     @property
     def choice(self) -> str:
-        """none, auto, required, or name:FUNCTION."""
+        """ "none", "auto", "required" or "name:FUNCTION"."""
         if isinstance(self.tool_choice, NamedTool):
             return f"name:{self.tool_choice.function.name}"
         return self.tool_choice or ("auto" if self.tools else "none")

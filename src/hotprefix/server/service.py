@@ -1,7 +1,7 @@
 """What every route needs. Owns: `Service`, and turning a checked body into a response.
 
-Rules: parsing, rendering and tokenizing happen before anything is submitted; where and within which bounds is
-`intake.py`'s.
+Rules: parsing, rendering and tokenizing happen before anything is submitted. `intake.py` decides where they
+happen and within which bounds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Service:
         )
 
     def ready(self) -> tuple[Text, EngineInfo]:
-        """Raises EngineDead while loading, ApiError 503 while draining."""
+        """The text side and the engine's description. Raises EngineDead while loading, ApiError 503 while
+        draining."""
         if self.gate.draining:
             raise ApiError(503, "the server is shutting down", code="draining", headers={"retry-after": "5"})
         if self.text is None:
@@ -62,11 +63,11 @@ class Service:
         return self.text, self.engine.info
 
     def names(self) -> tuple[str, ...]:
-        """Names of the model, the shown one first. Raises EngineDead before the first load."""
+        """The names of the model, the one that is shown first. Raises EngineDead before the first load."""
         return self.config.served_names or (self.engine.info.model,)
 
     def check_model(self, name: str | None) -> str:
-        """The name to show. Raises ApiError 404 for a model that is not here."""
+        """The name to show. Raises ApiError 404 if no model has the name given."""
         if name is None or name in self.names():
             return name or self.names()[0]
         known = ", ".join(self.names())
@@ -161,8 +162,8 @@ class Service:
         return _with_options(answer, request, body), body.stream
 
     def _check_choices(self, prompts: int, n: int, info: EngineInfo) -> None:
-        """Raises InputError where there are too many, also for what the engine takes at a time: waiting would
-        not help those."""
+        """Raises InputError if there are too many choices. There are too many also if the engine does not
+        take so many at a time, because waiting would not help them."""
         limit, option = self.config.max_choices, "--max-choices"
         if info.max_requests is not None and info.max_requests < limit:
             limit, option = info.max_requests, "--max-running and --max-waiting together"
@@ -175,7 +176,8 @@ class Service:
 
 
 def _with_options(answer: Answer, request: Request, body: Generation) -> Answer:
-    """Raises InputError where options are given for a stream that is none."""
+    """The answer with the stream's options. Raises InputError if options are given and the answer is not
+    streamed."""
     if body.stream_options is not None:
         if not body.stream:
             raise InputError("stream_options needs stream true", param="stream_options")

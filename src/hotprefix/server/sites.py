@@ -1,9 +1,9 @@
 """Which names and pages may call. Owns: the checks of Host, Origin and Sec-Fetch-Site.
 
-Rules: a web page that a user visits must not be able to use a server on that user's machine. A server on a
-loopback address answers to addresses and to names of this machine only, because a page's own name can be
-made to point there (DNS rebinding). A request that a page of another origin makes is refused, unless
-`cors_origin` lets that origin in; following a link to the live page is no such request. Clients that are no
+Rules: a web page that a user visits must not be able to use a server on that user's machine. So a server on a
+loopback address answers only if Host is an address or a name of this machine, because a page's own name can
+be made to point there (DNS rebinding). A request from a page of another origin is refused, unless
+`cors_origin` lets that origin in; following a link to the live page is no such request. Clients that are not
 browsers send Host alone.
 """
 
@@ -19,12 +19,12 @@ from starlette.datastructures import Headers
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
 
-LOCAL_SUFFIXES = (".localhost", ".internal")  # reserved: nobody can register a name below them
+LOCAL_SUFFIXES = (".localhost", ".internal")  # reserved: no name below them can be registered
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
 class Sites:
-    """The checks under one configuration."""
+    """The checks for one configuration."""
 
     def __init__(self, config: ServerConfig) -> None:
         given = {name.lower() for name in config.allowed_hosts}
@@ -38,7 +38,7 @@ class Sites:
         return origin is not None and self._origin.fullmatch(origin) is not None
 
     def wrong_host(self, headers: Headers) -> ApiError | None:
-        """Why the request is not for this server, if it is not."""
+        """Why the request is not for this server; None if it is."""
         hosts = headers.getlist("host")
         if len(hosts) > 1:
             return ApiError(400, "the request has several Host headers: send one", code="invalid_http")
@@ -54,7 +54,7 @@ class Sites:
         return ApiError(403, message, code="wrong_host")
 
     def wrong_origin(self, method: str, headers: Headers) -> ApiError | None:
-        """Why a page may not make this request, if one makes it and may not."""
+        """Why a page may not make this request; None if no page made it, or one that may."""
         origin = headers.get("origin")
         if origin is not None:
             host = headers.get("host", "").lower()
@@ -72,14 +72,14 @@ class Sites:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port; brackets of an address go too."""
+    """A Host header without its port and without the brackets of an address."""
     bracketed = re.fullmatch(r"\[([^\]]*)\](:\d*)?", host)
     name = bracketed[1] if bracketed else re.sub(r":\d*$", "", host)
     return name.lower().removesuffix(".")
 
 
 def _place(origin: str) -> str:
-    """Host and port of an origin, "" where it has none."""
+    """Host and port of an origin; "" if it has none."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

@@ -24,19 +24,20 @@ class Text(Protocol):
         ...
 
     def bound(self, max_tokens: int) -> None:
-        """Refuse from now on, before it is tokenized, a text that cannot have as few tokens. Called once,
-        before anything else. A text of a mebibyte is always taken: its tokens may be all that is asked."""
+        """From now on refuse a text, before it is tokenized, if it cannot have as few as `max_tokens` tokens.
+        Called once, before anything else. A text of up to a mebibyte is always taken, because the request may
+        only ask for its tokens."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a raw text; special tokens written in it are recognised. Raises
-        ContextLengthExceeded, see `bound`."""
+        """Token ids of a raw text; special tokens written in it are recognised. Raises ContextLengthExceeded
+        (see `bound`)."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for."""
+        """The bytes that a token stands for."""
         ...
 
     def render(
@@ -47,8 +48,8 @@ class Text(Protocol):
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> list[int]:
-        """Token ids of a conversation. Control tokens come from the template alone, never from what a
-        message holds. Raises InputError; ContextLengthExceeded, see `bound`."""
+        """Token ids of a conversation. Control tokens come from the template alone, never from what a message
+        holds. Raises InputError, or ContextLengthExceeded (see `bound`)."""
         ...
 
     def tool_parser(self, tools: Tools) -> ToolParser:
@@ -56,12 +57,12 @@ class Text(Protocol):
         ...
 
     def forced_calls(self, tools: Tools, choice: str, *, parallel: bool) -> StructuredOutput | None:
-        """The grammar behind a tool choice: none for "auto" and "none", else "required" or "name:f".
-        Raises InputError for a tool that is not there."""
+        """The grammar behind a tool choice, which is "auto", "none", "required" or "name:f"; None for the
+        first two. Raises InputError for a tool that does not exist."""
         ...
 
     def known_grammar(self, structured: StructuredOutput) -> Verdict | None:
-        """The verdict on a grammar that was judged before, at once."""
+        """The verdict on a grammar that was judged before; None if it was not. Returns at once."""
         ...
 
     def judge_grammar(self, structured: StructuredOutput) -> Verdict:

@@ -1,10 +1,14 @@
-"""Whose grammar is checked next. Owns: `Turns`, the queue before the one process that checks grammars.
+"""Which grammar is checked next. Owns: `Turns`, the queue before the one process that checks grammars.
 
-Rules: a verdict that is known needs no turn. Turns are shared fairly by what checks cost, not by how many
-there are: of the owners (API keys, or peers if there are no keys) that wait, the one whose checks have
-cost least comes next, so one with costly schemas waits for itself and not for others. One owner may have
-so many checks waiting and no more. A check that several requests want is made once. A request that goes
-away takes its wish along; a check that has begun ends, is charged, and its verdict is kept.
+Rules:
+1. A verdict that is known needs no turn.
+2. Turns are shared by what checks cost, not by how many there are. Owners are API keys, or peers if there are
+   no keys. Of the owners that wait, the one whose checks have cost least comes next, so an owner with costly
+   schemas delays its own checks and not those of other owners.
+3. An owner may have only so many checks waiting.
+4. A check that several requests want is made once.
+5. If a request goes away, its wish goes with it. A check that has begun is finished and charged, and its
+   verdict is kept.
 """
 
 from __future__ import annotations
@@ -31,15 +35,18 @@ class _Wish:
 
 @dataclass(slots=True)
 class _Owner:
-    """spent: seconds of processor time charged, counted from the same zero for all who wait."""
+    """spent: seconds of processor time charged, counted from the same zero for all owners that wait."""
 
     spent: float
     wishes: OrderedDict[StructuredOutput, _Wish] = field(default_factory=OrderedDict)
 
 
 class Turns:
-    """known: a verdict that needs no check, at once. judge: makes one; runs in a thread, one at a time.
-    For one event loop."""
+    """The queue of one event loop.
+
+    known: gives a verdict that needs no check, at once.
+    judge: makes a check. It runs in a thread, one at a time.
+    """
 
     def __init__(
         self,
@@ -49,7 +56,7 @@ class Turns:
         self._known, self._judge = known, judge
         self._owners: OrderedDict[str, _Owner] = OrderedDict()
         self._worker: asyncio.Task[None] | None = None
-        self._least = 0.0  # what an owner is taken to have spent who comes now
+        self._least = 0.0  # what an owner that comes now is taken to have spent
 
     @property
     def waiting(self) -> int:
@@ -57,7 +64,8 @@ class Turns:
         return sum(len(owner.wishes) for owner in self._owners.values())
 
     async def verdict(self, owner: str, structured: StructuredOutput) -> Verdict:
-        """Raises QueueFull if the owner has as many other checks waiting as one may have."""
+        """The verdict on a grammar. Raises QueueFull if the owner has as many other checks waiting as it may
+        have."""
         verdict = self._known(structured)
         if verdict is not None:
             return verdict
@@ -107,21 +115,21 @@ class Turns:
             self._owners.clear()
 
     def _next(self) -> str | None:
-        """The owner whose turn it is. Who waits no more and has no more on his account than one who comes
-        now is forgotten."""
+        """The owner whose turn it is; None if none waits. Owners that wait for nothing, and have been charged
+        no more than a newcomer would be, are forgotten."""
         for name in [n for n, o in self._owners.items() if not o.wishes and o.spent <= self._least]:
             del self._owners[name]
         waiting = {name: owner.spent for name, owner in self._owners.items() if owner.wishes}
         return min(waiting, key=waiting.__getitem__, default=None)
 
     def _settle(self, structured: StructuredOutput, wish: _Wish, outcome: Verdict | Exception) -> None:
-        """Answer every request that wants this check, whoever asked for it first."""
+        """Answer every request that wants this check, whichever owner it belongs to."""
         others = (owner.wishes.pop(structured, None) for owner in self._owners.values())
         for one in (wish, *others):
             if one is None or one.answer.done():
                 continue
             if isinstance(outcome, Exception):
                 one.answer.set_exception(outcome)
-                one.answer.exception()  # is told to those who wait; there may be none
+                one.answer.exception()  # mark it as seen: there may be no request that waits
             else:
                 one.answer.set_result(outcome)

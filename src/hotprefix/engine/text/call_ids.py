@@ -1,6 +1,7 @@
-"""Ids of tool calls. Owns: the form that every known template takes, new ids of it, and others mapped to it.
+"""Ids of tool calls. Owns: the form that every known template takes, new ids in it, and the mapping of other
+ids to it.
 
-Rules: an id is nine letters and digits, since Mistral's templates refuse any other. A foreign id always
+Rules: an id is nine letters and digits, because Mistral's templates refuse any other. A foreign id always
 maps to the same one, so a call and its result stay together.
 """
 
@@ -22,7 +23,7 @@ def new_id() -> str:
 
 
 def short_id(given: str) -> str:
-    """The id itself if it has the form, else one that follows from it."""
+    """The id itself if it has the form, otherwise one that is derived from it."""
     if _FORM.fullmatch(given):
         return given
     return _spelled(int.from_bytes(hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest()))

@@ -1,10 +1,12 @@
-"""Text that goes on after other text, to token ids. Owns: `Continuation`, what grammars encode with.
+"""Token ids of text that follows other text. Owns: `Continuation`, what grammars encode with.
 
-Rules: nothing is put before the text (a SentencePiece vocabulary puts a blank before a prompt, and a
-grammar's forced text is no prompt), and the bytes of the ids are the bytes of the text: what the
-tokenizer would change (a normalizer, an unknown character) is cut into the longest tokens that fit
-instead. It never raises, since the grammar library cannot take an exception, and it can be pickled, so
-that the checker's process and the engine encode alike.
+Rules:
+1. Nothing is put before the text. A SentencePiece vocabulary puts a blank before a prompt, but a grammar's
+   forced text is no prompt.
+2. The bytes of the ids are the bytes of the text. Whatever the tokenizer would change (by a normalizer, or as
+   an unknown character) is cut into the longest tokens that fit instead.
+3. It never raises, because the grammar library cannot take an exception.
+4. It can be pickled, so that the process that checks grammars and the engine encode alike.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from tokenizers import Tokenizer
 class Continuation:
     """Encodes text that follows other text.
 
-    bpe: the model's tokenizer without added tokens. tokens: each id's bytes. hidden: ids that no text
-    becomes (control tokens). added: texts that are found before the BPE, with their ids.
+    bpe: the model's tokenizer without added tokens.
+    tokens: each id's bytes.
+    hidden: ids that no text becomes (control tokens).
+    added: texts that are found before the BPE runs, with their ids.
     """
 
     def __init__(
@@ -34,7 +38,7 @@ class Continuation:
         self._added = {text: i for text, i in added.items() if tokens[i] == text.encode()}
 
     def __call__(self, text: str) -> list[int]:
-        """Ids whose bytes are those of the text, up to a byte that no token has."""
+        """Ids whose bytes are those of the text. They stop before a byte that no token has."""
         ids = self._encode(text)
         wanted = text.encode("utf-8", "replace")
         return ids if b"".join(self._tokens[i] for i in ids) == wanted else self._longest_first(wanted)
@@ -74,8 +78,9 @@ class Continuation:
 
 
 def without_prefix(bpe: Tokenizer) -> Tokenizer:
-    """The same tokenizer, except that it puts nothing before a text: no `Prepend` normalizer, and no
-    `Metaspace` or `ByteLevel` pre-tokenizer that adds a blank. The given one where it adds nothing."""
+    """The same tokenizer, except that it puts nothing before a text: it has no `Prepend` normalizer, and no
+    `Metaspace` or `ByteLevel` pre-tokenizer that adds a blank. If the given one adds nothing, it is returned
+    as it is."""
     parts = {"normalizer": _state(bpe.normalizer), "pre_tokenizer": _state(bpe.pre_tokenizer)}
     bare = {name: _without_prefix(part) for name, part in parts.items()}
     if bare == parts:
@@ -85,7 +90,7 @@ def without_prefix(bpe: Tokenizer) -> Tokenizer:
 
 
 def _state(component: Any) -> Any:
-    """A normalizer or pre-tokenizer as tokenizer.json writes it."""
+    """A normalizer or pre-tokenizer in the form in which tokenizer.json holds it."""
     return None if component is None else json.loads(component.__getstate__())
 
 

@@ -1,9 +1,9 @@
 """Token by token to text. Owns: `Detokenizer`, which never splits a character.
 
-Rules: bytes that may still become a character are held, at most three of them (UTF-8 has no longer
-prefix); bytes that cannot become one are U+FFFD at once. The joined text equals
-`Tokenizer.decode` of all ids, but for the blank that a SentencePiece vocabulary puts first, which
-belongs to an output that continues a prompt.
+Rules: bytes that may still become a character are held. These are three at most, because no incomplete
+character of UTF-8 is longer. Bytes that cannot become one are U+FFFD at once. The joined text equals
+`Tokenizer.decode` of all ids, except that it keeps the blank that a SentencePiece vocabulary puts first,
+because an output continues a prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Decodes one request's output. Ids the tokenizer lacks (padding of the logits) have no text."""
+    """Decodes one request's output. Ids that the tokenizer lacks (padding of the logits) have no text."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._table = tokenizer.token_bytes
@@ -30,7 +30,7 @@ class Detokenizer:
         return self._decoder.decode(self._table[token])
 
     def flush(self) -> str:
-        """What was held, as U+FFFD; the decoder is empty afterwards."""
+        """The bytes that were held, as U+FFFD. The decoder is empty afterwards."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text

@@ -1,8 +1,8 @@
 """The Jinja dialect of chat templates. Owns: `Environment`, whose templates remember where text came from.
 
-Rules: what a template itself says is marked as its own when it is compiled (`own`): text between tags and
-string constants. Everything that joins text (output, `~`, `join`, blocks, macros, `format`) keeps the marks
-(origin.py). Names and blanks are those of Hugging Face's convention; the sandbox is Jinja's.
+Rules: a template's own words (text between tags, and string constants) are marked as its own when it is
+compiled (`own`). Everything that joins text (output, `~`, `join`, blocks, macros, `format`) keeps the marks
+(origin.py). Names and blanks follow Hugging Face's convention; the sandbox is Jinja's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hotprefix.engine.text.origin import Origin, Traced, between, formatted, joi
 
 
 class _Code(CodeGenerator):
-    """Compiles the template's own strings to marked ones."""
+    """Compiles the template's own strings to marked strings."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:  # noqa: N802
         if isinstance(node.value, str):
@@ -69,7 +69,7 @@ class Environment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = lambda form: now().strftime(form)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`form.format` with the form's marks kept."""
+        """`form.format`, with the marks of the form kept."""
         wrapped = super().wrap_str_format(value)
         form = getattr(value, "__self__", None)
         if wrapped is None or not isinstance(form, Traced) or value.__name__ != "format":

@@ -1,9 +1,9 @@
-"""Metadata of a GGUF file, quickly. Owns: reading its key-value head, and which files a split one has.
+"""Metadata of a GGUF file, quickly. Owns: reading its key-value head, and finding the files of a split one.
 
-Rules: the file's head is parsed in one pass over a memory map (the gguf package makes an object of each
-string of a vocabulary, which takes seconds); tensors are never touched. Layout: ggml's gguf.md,
-versions 2 and 3, little-endian. Parts of a split file are named and numbered as llama.cpp's gguf-split does
-it; the first one has the metadata, so it is the one to give.
+Rules: the file's head is parsed in one pass over a memory map, because the gguf package makes an object of
+each string of a vocabulary, which takes seconds. Tensors are never touched. The layout is ggml's gguf.md,
+versions 2 and 3, little-endian. Parts of a split file are named and numbered as by llama.cpp's gguf-split;
+the first one has the metadata, so it is the one to give.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SPLIT_NAME = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Key -> number, bool, str or list of them, of a whole file or of a split file's first part. Raises
-    ModelLoadError."""
+    """Key -> number, bool, str or a list of these. path: a whole file, or the first part of a split one.
+    Raises ModelLoadError."""
     metadata = _read(path)
     if number := _whole(metadata, _SPLIT_NUMBER):
         first = _part(path, 0, _whole(metadata, _SPLIT_COUNT))
@@ -40,7 +40,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 def parts(path: Path, metadata: dict[str, Any]) -> list[Path]:
     """The files of a model, in order: `path` alone, or with the other parts of a split file beside it.
-    metadata: of `path`. Raises ModelLoadError if a part is absent or another model's."""
+    metadata: that of `path`. Raises ModelLoadError if a part is missing or is another model's."""
     count = _whole(metadata, _SPLIT_COUNT)
     if count < 2:
         return [path]
@@ -62,7 +62,7 @@ def parts(path: Path, metadata: dict[str, Any]) -> list[Path]:
 
 
 def _part(path: Path, number: int, count: int) -> Path | None:
-    """The file of a part by llama.cpp's naming rule; None if `path` is not named by it."""
+    """The file of a part by llama.cpp's naming rule; None if `path` does not follow that rule."""
     name = _SPLIT_NAME.fullmatch(path.name)
     if name is None or int(name[2]) != count:
         return None

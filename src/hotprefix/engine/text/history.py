@@ -1,13 +1,14 @@
 """Conversations that a template would refuse or not show. Owns: `Adapter`, which finds out by trial what a
-model's template does with tool calls, and rewrites normalised messages where that is needed.
+model's template does with tool calls, and rewrites normalised messages if that is needed.
 
-Rules: a template is tried once, when it is loaded. A conversation is rewritten only in a way that the trial
-showed to help, and otherwise given as it came. What an answer of ours holds, the next request may send
-back:
-- calls or results that the template does not print are told in plain messages (tool_prompt.py);
-- several calls at once, where it takes one: each in a message of its own, with its results behind it;
-- text beside calls, where it prints only one of the two: the text in a message of its own;
-- ids other than nine letters and digits, where it insists on those: a digest, the same for call and result.
+Rules: a template is tried once, when it is loaded. A conversation is rewritten only in ways that the trial
+showed to help; otherwise it is given as it came. Whatever an answer of this server holds, the next request
+may send back. These are the rewritings:
+- Calls or results that the template does not print are told in plain messages (tool_prompt.py).
+- Several calls at once, if the template takes one: each goes into a message of its own, before its results.
+- Text beside calls, if it prints only one of the two: the text goes into a message of its own.
+- Ids of another form than nine letters and digits, if it insists on that form: a digest, the same for call
+  and result.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ Rewrite = Callable[[Sequence[Message]], list[Message]]
 
 
 class Adapter:
-    """What one template needs. shows: the text a conversation becomes, None if the template refuses it.
-    tells_tools: whether the template prints the request's tools."""
+    """What one template needs.
+
+    shows: the text that a conversation becomes; None if the template refuses it.
+    tells_tools: whether the template prints the request's tools.
+    """
 
     def __init__(self, shows: Callable[[Sequence[Message]], str | None], *, tells_tools: bool) -> None:
         self._shows = shows
@@ -56,7 +60,7 @@ class Adapter:
             self._rewrites.append(rewrite)
 
     def _works(self, messages: Sequence[Message]) -> bool:
-        """Whether all that a trial says is seen."""
+        """Whether the template shows everything that the messages of a trial say."""
         text = self._shows(messages)
         return text is not None and all(needle in text for needle in _needles(messages))
 
@@ -79,7 +83,7 @@ _USER = {"role": "user", "content": "trial of user"}
 def _trial(
     *calls: str, text: bool = False, id_of: Callable[[str], str] = lambda c: c * LENGTH
 ) -> list[Message]:
-    """A conversation with an assistant's calls, their results, and what it then says."""
+    """A conversation with an assistant's calls, their results, and what the assistant says then."""
     called = [
         {
             "id": id_of(c),
@@ -94,13 +98,14 @@ def _trial(
 
 
 def _needles(messages: Sequence[Message]) -> list[str]:
-    """What must be seen of a trial: its texts, and of its calls what the tools' descriptions do not say."""
+    """What must appear if a template shows a trial: its texts, and those parts of its calls that the
+    descriptions of the tools do not contain."""
     calls = [call["function"]["arguments"] for message in messages for call in message.get("tool_calls", ())]
     return [*(key for arguments in calls for key in arguments), *(message["content"] for message in messages)]
 
 
 def short_ids(messages: Sequence[Message]) -> list[Message]:
-    """Ids of calls and results as nine letters and digits; those that are so stay."""
+    """The ids of calls and results as nine letters and digits. Ids that have that form stay."""
     return [_with_short_ids(message) for message in messages]
 
 
@@ -117,8 +122,8 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Each call in an assistant's message of its own, directly before its results. Results of no call stay
-    behind the last."""
+    """Each call in an assistant's message of its own, directly before its results. Results that belong to no
+    call stay behind the last call."""
     told: list[Message] = []
     rest = list(messages)
     while rest:

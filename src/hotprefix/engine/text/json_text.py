@@ -1,8 +1,8 @@
 """JSON as templates write it. Owns: `to_json`, the filter behind `tojson`.
 
-Rules: the text is `json.dumps`' with Hugging Face's defaults (no HTML escapes, no escapes of letters),
-except that a call's arguments are the model's very bytes wherever they stand in the value, and that null
-content is null.
+Rules: the text is that of `json.dumps` with Hugging Face's defaults (no HTML escapes, no escapes of letters),
+with two exceptions: a call's arguments are the very bytes that the model wrote, wherever they stand in the
+value, and absent content is null.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""The shape of chat messages. Owns: checking OpenAI-style messages and making them what templates take.
+"""The shape of chat messages. Owns: checking OpenAI-style messages, and the form in which templates take
+them.
 
-Rules: an absent or null content beside calls is `Absent`; text parts are joined by a line feed, other parts
-are refused. Arguments of a call are whatever the model wrote, cut or not: an object for templates that want
-one, the very text for those that print it (`Arguments`). What an assistant said is marked as the model's
-(origin.py); no string and no key is changed. Each refusal names the message.
+Rules:
+1. An absent or null content beside calls is `Absent`. Text parts are joined by a line feed; other parts are
+   refused.
+2. The arguments of a call are whatever the model wrote, complete or cut: an object for templates that want
+   one, the very text for those that print it (`Arguments`).
+3. What an assistant said is marked as the model's (origin.py). No string and no key is changed.
+4. Each refusal names the message.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ _NEXT = re.compile(r"\s*(?:,\s*|\})")
 
 
 class Absent(str):
-    """No content: "" for a template that prints or searches it, none for one that asks whether it is none."""
+    """No content: "" for a template that prints or searches it, none for a template that tests whether it is
+    none."""
 
     __slots__ = ()
 
@@ -37,8 +42,8 @@ class Absent(str):
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a call. As a mapping: the object they say (of a text that was cut, the members that
-    were complete). Where a template prints or joins them: `text`, what the model wrote."""
+    """The arguments of a call. As a mapping it is the object that the text says; if the text was cut, the
+    members that were complete. If a template prints or joins it, it is `text`, what the model wrote."""
 
     def __init__(self, value: Mapping[str, Any], text: str) -> None:
         super().__init__(value)
@@ -46,7 +51,7 @@ class Arguments(dict[str, Any]):
 
     @classmethod
     def of(cls, given: Any) -> Arguments:
-        """Of what a client sent: a text, an object, or nothing."""
+        """The arguments that a client sent: a text, an object, or nothing."""
         text = given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
         return cls(_of_model(_object(text)), traced(text or "{}", Origin.MODEL))
 
@@ -126,8 +131,8 @@ def _of_model(value: Any) -> Any:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The object that a JSON text says. Of a text that is cut: its complete members; of anything else
-    none."""
+    """The object that a JSON text says. If the text was cut: its complete members. If it is anything else: no
+    members."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -136,7 +141,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _members(text: str) -> Iterator[tuple[str, Any]]:
-    """Members of an object, up to the first that is not whole."""
+    """The members of an object, up to the first that is not complete."""
     decode = json.JSONDecoder().raw_decode
     mark = _OPEN.match(text)
     while mark and text.startswith('"', mark.end()):

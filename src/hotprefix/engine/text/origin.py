@@ -1,8 +1,9 @@
 """Where each character of a prompt came from. Owns: `Origin`, and `Traced`, a string that remembers it.
 
-Rules: a plain `str` is the caller's, so forgetting is safe: an operation that this class does not follow
-gives a plain string, whose text becomes no control token. A traced string has the very text: it compares,
-hashes, measures, searches and prints as any other, so a template never sees a caller's text changed.
+Rules: a plain `str` counts as the caller's. So it is safe if an operation that this class does not follow
+gives a plain string: text of the caller becomes no control token. A traced string has the very text; it
+compares, hashes, measures, searches and prints like any other, so a template never sees a caller's text
+changed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _BRACES = re.compile(r"\{(\w*)\}|\{\{|\}\}")
 
 
 class Traced(str):
-    """Text made of runs (length, origin). Made by `traced` and `joined`; the bare constructor, which other
-    code may call with anything, gives a caller's text."""
+    """Text made of runs (length, origin). It is made by `traced` and `joined`. The bare constructor, which
+    other code may call with anything, makes a caller's text."""
 
     __slots__ = ("_runs",)
     _runs: Runs
@@ -84,8 +85,8 @@ class Traced(str):
         return cut
 
     def _cuts(self, pieces: Iterable[str], gap: int | None) -> Iterator[Traced]:
-        """The pieces that a method of `str` made of this text. gap: the length of what separates them; None:
-        any blanks."""
+        """The pieces that a method of `str` made of this text, with their origins. gap: the length of what
+        separates them; None = any number of blanks."""
         at = 0
         for piece in pieces:
             at = self.find(piece, at) if gap is None else at
@@ -152,7 +153,7 @@ class Traced(str):
         return self._same(str.capitalize(self))
 
     def _same(self, text: str) -> str:
-        """The text with this one's runs, if it is as long; else forgotten."""
+        """`text` with this one's origins if it is as long, otherwise without any."""
         if len(text) != len(self):
             return text
         copy = str.__new__(Traced, text)
@@ -167,7 +168,7 @@ def _made(text: str, origin: Origin) -> Traced:
 
 
 def traced(text: str, origin: Origin) -> Traced:
-    """The text, all of one origin; what a traced text remembered is replaced."""
+    """The text with one origin throughout. If it was traced before, its origins are replaced."""
     return _made("".join((text,)), origin)
 
 
@@ -179,7 +180,7 @@ def runs_of(text: str) -> Runs:
 
 
 def joined(pieces: Iterable[str]) -> Traced:
-    """The pieces one after the other; neighbours of one origin are one run."""
+    """The pieces one after the other. Neighbouring pieces of one origin become one run."""
     pieces = list(pieces)
     runs: list[tuple[int, Origin]] = []
     for piece in pieces:
@@ -194,7 +195,7 @@ def joined(pieces: Iterable[str]) -> Traced:
 
 
 def between(separator: str, items: Iterable[str]) -> Traced:
-    """The items with the separator between them: `str.join`."""
+    """The items with the separator between them, as `str.join` puts it."""
     pieces: list[str] = []
     for item in items:
         pieces += (separator, item)
@@ -202,8 +203,8 @@ def between(separator: str, items: Iterable[str]) -> Traced:
 
 
 def formatted(form: Traced, args: Sequence[Any], kwargs: Mapping[str, Any], text: str) -> str:
-    """`str.format`'s outcome `text`, with the origins of the form and the values where it has plain holes
-    only ({}, {0}, {name})."""
+    """`text`, which `str.format` made, with the origins of the form and of the values. They are kept only if
+    all holes of the form are plain ({}, {0}, {name})."""
     given = iter(args)
 
     def fill(hole: re.Match[str]) -> str:
@@ -218,7 +219,8 @@ def formatted(form: Traced, args: Sequence[Any], kwargs: Mapping[str, Any], text
 
 
 def _filled(form: Traced, holes: re.Pattern[str], fill: Callable[[re.Match[str]], str], text: str) -> str:
-    """The form with its holes filled; `text`, forgotten, if that is not what Python made of it."""
+    """The form with its holes filled. If that is not the `text` that Python made of it, `text` without
+    origins."""
     parts: list[str] = []
     at = 0
     for hole in holes.finditer(form):

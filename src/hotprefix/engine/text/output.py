@@ -1,8 +1,8 @@
-"""One request's text. Owns: `OutputText`, tokens in, text that may be shown out.
+"""One request's text. Owns: `OutputText`: tokens go in, text that may be shown comes out.
 
-Rules: characters are never split and stop strings are held back as long as they could match; the join
-of all that comes out is the text of the same request without streaming. Stop strings count from the
-`min_tokens`-th output on: the text of earlier tokens is shown at once and is part of no match.
+Rules: characters are never split, and text is held back as long as it could become a stop string. All that
+comes out, joined, is the text of the same request without streaming. Stop strings count from the output
+number `min_tokens` on: the text of earlier tokens is shown at once and is part of no match.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OutputText:
         self._stopped = False
 
     def push(self, token: int) -> tuple[str, bool, str | None]:
-        """(new text, whether a stop string is complete, which one). Push nothing after a stop."""
+        """(new text, whether a stop string is complete, which one). After a stop nothing may be pushed."""
         text = self._characters.push(token)
         self._outputs += 1
         if self._outputs <= self._exempt:
@@ -34,7 +34,7 @@ class OutputText:
         return shown, self._stopped, stop
 
     def flush(self) -> str:
-        """What was held back, when the request ends: nothing after a stop string."""
+        """The text that was held back, when the request ends. Empty after a stop string."""
         if self._stopped:
             return ""
         shown, stop = self._stops.push(self._characters.flush())

@@ -1,8 +1,9 @@
-"""Thought apart from answer. Owns: `ReasoningSplitter`, which reads <think>...</think> as it arrives.
+"""Reasoning apart from the answer. Owns: `ReasoningSplitter`, which reads <think>...</think> as it arrives.
 
-Rules: only a thought that begins the output is one (or that the prompt has already opened). Line feeds
+Rules: a thought is one only if it begins the output, or if the prompt has already opened it. Line feeds
 beside the marks belong to the marks. Text is held back only while it could still be a mark or such a line
-feed; the outcome does not depend on how the text is cut. A thought without an end is all thought.
+feed. The outcome does not depend on how the text is cut. If a thought has no end, the whole rest of the
+output is thought.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _BLANK = " \t\r\n"
 
 
 class ReasoningSplitter:
-    """Splits one output. opened: the prompt ends inside a thought."""
+    """Splits one output. opened: whether the prompt ends inside a thought."""
 
     def __init__(self, *, opened: bool = False) -> None:
         self._rest = ""
@@ -25,7 +26,7 @@ class ReasoningSplitter:
 
     @classmethod
     def after(cls, prompt: str) -> ReasoningSplitter:
-        """prompt: at least the end of it."""
+        """A splitter for the output behind a prompt. prompt: its end is enough."""
         return cls(opened=prompt.rstrip(_BLANK).endswith(OPENER))
 
     def push(self, text: str) -> tuple[str, str]:
@@ -36,7 +37,7 @@ class ReasoningSplitter:
         return self._taken()
 
     def flush(self) -> tuple[str, str]:
-        """What was held, when the output has ended."""
+        """(reasoning, content) that was held, when the output has ended."""
         if self._state == self._start:
             self._content.append(self._rest)
         elif self._state == self._thought:

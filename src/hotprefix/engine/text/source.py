@@ -1,9 +1,9 @@
 """Where a tokenizer comes from. Owns: reading a Hugging Face directory or GGUF metadata into one record.
 
-Rules: whatever the source, the outcome is a `TokenizerSource`: the bare BPE, which knows no added token
-(tokenizer.py alone decides where those apply), and the facts beside it. Anything missing, damaged or
-unsupported is a ModelLoadError that names the file or key. The pre-tokenizer expressions are facts of
-the vocabularies, named by GGUF's `tokenizer.ggml.pre`.
+Rules: every source becomes a `TokenizerSource`: the bare BPE, which knows no added token (tokenizer.py alone
+decides where those apply), and the facts beside it. If anything is missing, damaged or unsupported, a
+ModelLoadError names the file or key. The pre-tokenizer expressions are facts of the vocabularies, named by
+GGUF's `tokenizer.ggml.pre`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from hotprefix.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token found in the text before BPE. special: control token by the model's own word."""
+    """A token that is found in the text before the BPE runs. special: the model's files call it a control
+    token."""
 
     id: int
     content: str
@@ -33,10 +34,17 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """bpe: the bare model. inner: the same for text that does not begin the prompt, where that differs
-    (a vocabulary that puts a blank before the first word only). byte_level: tokens are written in
-    GPT-2's byte alphabet (else SentencePiece's, with ▁ and <0xNN>). eos_id: the tokenizer's own end
-    token; eos_ids: all that end an output. templates: by name."""
+    """What a model's files say of its tokenizer.
+
+    bpe: the BPE without added tokens.
+    inner: the same for text that does not begin the prompt. It differs if the vocabulary puts a blank before
+    the first word only.
+    byte_level: tokens are written in GPT-2's byte alphabet; if false, in SentencePiece's way, with ▁ and
+    <0xNN>.
+    eos_id: the tokenizer's own end token.
+    eos_ids: all tokens that end an output.
+    templates: chat templates by name.
+    """
 
     bpe: Tokenizer
     inner: Tokenizer
@@ -93,7 +101,7 @@ def _load(path: Path) -> Any:
 
 
 def _content(token: Any) -> str:
-    """The text of a token that a configuration gives as a string or an object; "" for none."""
+    """The text of a token that a configuration gives as a string or an object; "" if it gives none."""
     return str(token["content"]) if isinstance(token, dict) else token or ""
 
 
@@ -107,8 +115,9 @@ def _added(spec: dict[str, Any], config: dict[str, Any]) -> Iterator[AddedToken]
 
 
 def _bare(spec: dict[str, Any], added: set[str]) -> tuple[Tokenizer, Tokenizer]:
-    """The BPE without added tokens. They leave the vocabulary too where a whole word may be looked up
-    in it (`ignore_merges`), so that no plain text can become one."""
+    """The BPE without added tokens, for a prompt's beginning and for other text. If whole words may be looked
+    up in the vocabulary (`ignore_merges`), added tokens leave the vocabulary too, so that no plain text can
+    become one."""
     model = spec["model"]
     if model.get("ignore_merges"):
         model = model | {"vocab": {t: i for t, i in model["vocab"].items() if t not in added}}
@@ -129,7 +138,7 @@ def _build(spec: dict[str, Any]) -> Tokenizer:
 
 
 def _types(part: Any) -> set[str]:
-    """Names of a component and of those inside it, if it is a sequence."""
+    """The type names of a component and, if it is a sequence, of the components in it."""
     if not isinstance(part, dict):
         return set()
     inner = [p for value in part.values() if isinstance(value, list) for p in value]
@@ -155,7 +164,8 @@ def _eos_ids(path: Path, own: int | None) -> frozenset[int]:
 
 
 def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
-    """By name. A file beats what the configuration says of the same name."""
+    """Chat templates by name. If a file and the configuration give a template of the same name, the file's
+    counts."""
     given = config.get("chat_template") or []
     named = given if isinstance(given, list) else [{"name": "default", "template": given}]
     templates = {t["name"]: t["template"] for t in named}
@@ -196,12 +206,12 @@ _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
 
 
 def from_gguf(path: Path) -> TokenizerSource:
-    """Build the tokenizer a GGUF file's metadata describes. Raises ModelLoadError."""
+    """The tokenizer that a GGUF file's metadata describes. Raises ModelLoadError."""
     return from_metadata(read_metadata(path))
 
 
 def from_metadata(meta: Mapping[str, Any]) -> TokenizerSource:
-    """The same from metadata already read."""
+    """The same, if the metadata has been read already."""
     try:
         tokens: list[str] = meta["tokenizer.ggml.tokens"]
         kinds: Sequence[int] = meta.get("tokenizer.ggml.token_type") or [1] * len(tokens)
@@ -271,7 +281,8 @@ def _byte_level(tokens: list[str], merges: list[str], pre: str, added: set[str])
 def _sentence_pieces(
     tokens: list[str], scores: list[float], kinds: Sequence[int], first: bool
 ) -> tuple[Tokenizer, Tokenizer]:
-    """SentencePiece's BPE as merges: a piece of two known pieces is a merge, best score first."""
+    """SentencePiece's BPE as merges: a piece that consists of two known pieces is a merge; the best score
+    comes first."""
     vocab = {t: i for i, t in enumerate(tokens)}
     ranked = []
     for i, piece in enumerate(tokens):

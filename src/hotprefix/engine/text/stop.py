@@ -1,9 +1,9 @@
 """Stop strings in a stream. Owns: `StopMatcher`.
 
-Rules: text is held back exactly as long as it could still be the beginning of a stop string, and let
-go the moment it cannot. The stop that is complete first wins, the longest of those
-that are complete at the same character; so the outcome does not depend on how the text was cut. A
-character costs the same however long a stop string is and however much of it is held.
+Rules: text is held back exactly as long as it could still be the beginning of a stop string, and is released
+the moment it cannot. The stop string that is complete first wins; of those that are complete at the same
+character, the longest. So the outcome does not depend on how the text was cut. A character always costs the
+same, however long a stop string is and however much of it is held.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Looks for `stops` (none empty) in the text pushed. include: show the stop string itself."""
+    """Looks for `stops` (none of them empty) in the text that is pushed. include: show the stop string
+    itself."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._patterns = [_Pattern(stop) for stop in stops]
@@ -20,7 +21,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """(text that may be shown, the stop string that is now complete). After a stop nothing more
+        """(text that may be shown, the stop string that is now complete, or None). After a stop nothing more
         comes out, and nothing may be pushed."""
         if not self._patterns:
             return text, None
@@ -37,14 +38,17 @@ class StopMatcher:
         return shown[: len(shown) - keep], None
 
     def flush(self) -> str:
-        """What was held: the text has ended, so no stop string will be complete any more."""
+        """The text that was held. It has ended, so no stop string will be complete any more."""
         text, self._held = self._held, ""
         return text
 
 
 class _Pattern:
-    """One stop string against the text so far (Knuth, Morris and Pratt). matched: how many characters at
-    the text's end are the string's first ones. shorter[n]: the next shorter such match within n."""
+    """One stop string against the text so far, by the method of Knuth, Morris and Pratt.
+
+    matched: how many characters at the text's end are the first characters of the string.
+    shorter[n]: the next shorter match at the end of the string's first n characters.
+    """
 
     __slots__ = ("_shorter", "matched", "text")
 
@@ -61,6 +65,6 @@ class _Pattern:
         return matched + (self.text[matched] == character)
 
     def takes(self, character: str) -> bool:
-        """Go on by one character; True where the string is complete with it."""
+        """Go on by one character. True if the string is complete with it."""
         self.matched = self._extended(self.matched, character)
         return self.matched == len(self.text)

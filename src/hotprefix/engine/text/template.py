@@ -1,12 +1,15 @@
 """Chat messages to a prompt. Owns: `ChatTemplate`, rendering a model's own Jinja template.
 
-Rules: what a message says can never become a control token, and is never changed. The template's own words
-are marked instead, keep the mark through whatever the template does with them (dialect.py, origin.py), and
-only where they spell a control token it is one. An assistant's own earlier words may be markup tokens
-(<think>, <tool_call>), never control tokens. Text runs through template and message are tokenized as one,
-as the model was trained. BOS comes from the template alone. Keys of tools keep the caller's order: the same
-tools in another order are another prompt. A conversation that the template would refuse or not show is
-rewritten first (history.py). Any fault is an InputError.
+Rules:
+1. What a message says is never changed, and can never become a control token. For that the template's own
+   words are marked, and keep the mark through whatever the template does with them (dialect.py, origin.py).
+   Only text marked so can become a control token.
+2. An assistant's own earlier words may become markup tokens (<think>, <tool_call>), never control tokens.
+3. A stretch of text that goes from the template into a message is tokenized as one, as the model was trained.
+4. BOS comes from the template alone.
+5. Keys of tools keep the caller's order, so the same tools in another order are another prompt.
+6. A conversation that the template would refuse or not show is rewritten first (history.py).
+7. Any fault is an InputError.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from hotprefix.errors import InputError, ModelLoadError
 _RESERVED = frozenset(
     ("messages", "tools", "documents", "bos_token", "eos_token", "raise_exception", "strftime_now")
 )
-# What a template can raise over a request's values.
+# What a template can raise because of a request's values.
 _FAULTS = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _SPECIAL: Mapping[Origin, Special] = {
     Origin.CALLER: "none",
@@ -40,18 +43,19 @@ _SPECIAL: Mapping[Origin, Special] = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered chat: what the model sees, as text and as ids."""
+    """A rendered chat as the model sees it: its text and its ids."""
 
     text: str
     ids: tuple[int, ...]
 
 
 class ChatTemplate:
-    """One model's chat template(s).
+    """The chat template or templates of one model. Raises ModelLoadError if there is none or it cannot be
+    parsed.
 
-    source: a template that replaces the model's. now: clock of `strftime_now` (a template that prints
-    it makes a new prompt each day: the prefix cache ends there). Raises ModelLoadError where there is
-    no template or it does not parse.
+    source: a template that replaces the model's.
+    now: the clock of `strftime_now`. A template that prints the date makes a new prompt each day, so what the
+    prefix cache holds is found up to the date only.
     """
 
     def __init__(
@@ -84,8 +88,11 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         check: Callable[[str], None] = lambda text: None,
     ) -> Prompt:
-        """The prompt of a chat. kwargs: further variables for the template (chat_template_kwargs). check:
-        sees the text before it is tokenized. Raises InputError, and what `check` raises."""
+        """The prompt of a chat. Raises InputError, and what `check` raises.
+
+        kwargs: further variables for the template (chat_template_kwargs).
+        check: is given the text before it is tokenized.
+        """
         reserved = _RESERVED.intersection(kwargs or ())
         if reserved:
             name = min(reserved)
@@ -122,7 +129,7 @@ class ChatTemplate:
         return self._templates[name].render({**variables, **marks, "messages": list(messages)})
 
     def _trial(self, name: str) -> Callable[[Sequence[Mapping[str, Any]]], str | None]:
-        """What a conversation becomes, None where it is refused."""
+        """A function that gives the text a conversation becomes; None if the template refuses it."""
 
         def shows(messages: Sequence[Mapping[str, Any]]) -> str | None:
             variables = {"add_generation_prompt": False, "tools": TRIAL_TOOLS if self.knows_tools else None}

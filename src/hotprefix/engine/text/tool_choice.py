@@ -1,9 +1,9 @@
-"""Making a model call a tool. Owns: the grammar behind `tool_choice` required and named.
+"""Making a model call a tool. Owns: the grammar behind a `tool_choice` of "required" or of a named tool.
 
-Rules: the grammar is the model's own format, token for token (a mark that the vocabulary has is that one
-token), so the same parser reads what it forces and the next turn's prompt repeats it; each tool's
-parameters are its schema's own root, so references inside it keep their meaning. `auto` and `none` force
-nothing.
+Rules: the grammar is the model's own format, token for token: a mark for which the vocabulary has a token is
+that token. So the parser reads what the grammar forces like any other call, and the next turn's prompt
+repeats it. A tool's parameters are the root of a schema of their own, so references inside it keep their
+meaning. `auto` and `none` force nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ def forced_calls(
     *,
     parallel: bool = True,
 ) -> StructuredOutput | None:
-    """The grammar for a choice: "auto", "none", "required", or a tool's name given as "name:f". parallel:
-    several calls may follow each other. Raises InputError for a tool that is not there."""
+    """The grammar for a choice; None for "auto" and "none". Raises InputError for a tool that does not exist.
+
+    choice: "auto", "none", "required", or a tool's name, given as "name:f".
+    parallel: whether several calls may follow each other.
+    """
     if choice in ("auto", "none"):
         return None
     functions = [tool["function"] for tool in tools]
@@ -49,7 +52,7 @@ def forced_calls(
 
 
 def shows_markers(form: ToolFormat, tokenizer: Tokenizer) -> bool:
-    """Whether the format's opener is a control token, which only skip_special_tokens=False shows."""
+    """Whether the format's opener is a control token, which is shown only with skip_special_tokens=False."""
     return OPENERS[form] in tokenizer.special
 
 
@@ -74,7 +77,7 @@ def _grammar(
 
 
 def _arguments(function: Mapping[str, Any]) -> str:
-    """The schema of a function's arguments. Raises InputError where it cannot be written as JSON."""
+    """The schema of a function's arguments. Raises InputError if it cannot be written as JSON."""
     schema = adapted(function.get("parameters") or _ANY) | {"x-guidance": JSON_OPTIONS}
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False)
@@ -83,7 +86,7 @@ def _arguments(function: Mapping[str, Any]) -> str:
 
 
 def _mark(text: str, tokenizer: Tokenizer) -> str:
-    """A mark as its token, or as text where the vocabulary has none."""
+    """A mark as its token, or as text if the vocabulary has no token for it."""
     return f"<[{tokenizer.token_id(text)}]>" if text in tokenizer.control else _text(text)
 
 

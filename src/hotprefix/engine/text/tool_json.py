@@ -1,8 +1,8 @@
 """One tool call written as a JSON object, read as it arrives. Owns: `CallScanner`.
 
-Rules: nothing is parsed that need not be: the value of `arguments` (or `parameters`) is passed on as the
-very characters the model wrote, found by counting brackets outside of strings. A name must be complete
-before arguments are passed on; arguments that come first wait for it.
+Rules: as little as possible is parsed: the value of `arguments` (or `parameters`) is passed on as the very
+characters that the model wrote; its end is found by counting brackets outside of strings. Arguments are
+passed on only when the name is complete; if they come first, they wait for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Span:
         self.done = False
 
     def take(self, c: str) -> bool:
-        """Whether the character belongs to the value; `done` says that it was the last one."""
+        """Whether the character belongs to the value. Afterwards `done` tells whether it was the last one."""
         if self._string:
             self._in_string(c)
         elif c == '"':
@@ -66,10 +66,13 @@ class Span:
 
 
 class CallScanner:
-    """Feed it the text from the opening brace on. With a `name` that text is the bare arguments.
+    """Reads the text of one call, from its opening brace on. If it is made with a `name`, the text is the
+    arguments alone.
 
-    phase END or BROKEN: it takes no more. name: the tool's, once known. started: a call is certain (a
-    name, then arguments). raw: everything taken.
+    phase: in END and BROKEN it takes no more text.
+    name: the tool's; None until it is known.
+    started: it is certain that this is a call (a name, then arguments).
+    raw: all text taken.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -88,7 +91,7 @@ class CallScanner:
         return self.name is not None and self._arguments is not None
 
     def feed(self, text: str) -> int:
-        """Take characters up to the object's end; how many."""
+        """Take characters up to the object's end. Returns how many were taken."""
         for n, c in enumerate(text):
             self._take(c)
             if self.phase is Phase.BROKEN:
@@ -99,7 +102,7 @@ class CallScanner:
         return len(text)
 
     def arguments(self) -> str:
-        """Characters of the arguments that may be passed on and have not been yet."""
+        """Characters of the arguments that may be passed on and have not been passed on yet."""
         if self._arguments is None or self.name is None:
             return ""
         if self._streams:
@@ -163,7 +166,7 @@ class CallScanner:
 
 
 def _unwrapped(text: str) -> str:
-    """Arguments that a model wrote as a string holding JSON; null is an empty object."""
+    """The arguments that a model wrote as a string that holds JSON; for null an empty object."""
     if text == "null":
         return "{}"
     try:

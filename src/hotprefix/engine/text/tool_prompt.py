@@ -1,8 +1,9 @@
-"""Tools for a model whose template knows none. Owns: `inlined`, tools and calls told in plain messages.
+"""Tools for a model whose template does not know them. Owns: `inlined`, which tells tools and calls in plain
+messages.
 
-Rules: the format is `hermes`, which `tools.py` reads back; text is a function of the request alone, and the
-description comes first, so that requests with the same tools share a prefix. Our own words may hold the
-vocabulary's marks (<tool_call>), the caller's never do.
+Rules: the format is `hermes`, which `tools.py` reads back. The text is a function of the request alone, and
+the description of the tools comes first, so that requests with the same tools share a prefix. The words
+written here may hold the vocabulary's marks (<tool_call>); the caller's words never do.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ To call one, answer with its name and arguments as JSON in this form:
 def inlined(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, takes_system: bool = True
 ) -> list[Message]:
-    """Normalised messages with the tools (if there are any) told at the beginning, in the system message
-    or, for a template without one, in the first; calls and results as text, neighbouring results as one
-    message."""
+    """Normalised messages in which the tools, if there are any, are told at the beginning: in the system
+    message or, if the template takes none, in the first message. Calls and results are told as text;
+    neighbouring results become one message."""
     told = list(_plain(messages))
     if not tools:
         return told

@@ -1,11 +1,13 @@
 """Tool calls in a model's text. Owns: the formats and `ToolParser`, which reads them as they arrive.
 
-Rules: what is not a whole call's beginning stays content, character for character; text is held back
-only while it could still become a call. Arguments are the characters the model wrote. The outcome does
-not depend on how the text is cut. Blanks around calls are dropped, blanks inside content are not.
+Rules: text that is not the beginning of a complete call stays content, character for character. Text is held
+back only while it could still become a call. Arguments are the characters that the model wrote. The outcome
+does not depend on how the text is cut. Blanks around calls are dropped, blanks inside content are not.
 
-Formats: `hermes` <tool_call>{...}</tool_call> (Qwen, Hermes, our own fallback), `llama3` the whole output
-is {...} or several with ; between, `mistral` [TOOL_CALLS][{...}, ...] or [TOOL_CALLS]name[ARGS]{...}.
+Formats:
+- `hermes`: <tool_call>{...}</tool_call> (Qwen, Hermes, and models whose template knows no tools).
+- `llama3`: the whole output is {...}, or several of them with ; between.
+- `mistral`: [TOOL_CALLS][{...}, ...] or [TOOL_CALLS]name[ARGS]{...}.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _BLANK = " \t\r\n"
 
 
 def tool_format(templates: Mapping[str, str]) -> ToolFormat:
-    """The format a model's chat template speaks of; hermes where it speaks of none."""
+    """The format that a model's chat templates speak of; hermes if they speak of none."""
     text = "".join(templates.values())
     if OPENERS[ToolFormat.HERMES] in text:
         return ToolFormat.HERMES
@@ -51,7 +53,8 @@ def tool_format(templates: Mapping[str, str]) -> ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """A piece of call `index`: its name first (once, with no arguments), then characters of arguments."""
+    """A piece of call `index`. The first piece has its name and no arguments; the later ones have no name and
+    some characters of the arguments."""
 
     index: int
     name: str | None
@@ -67,16 +70,16 @@ class ToolOutput:
 
 
 class ToolParser:
-    """Reads one output. names: the request's tools (an unmarked llama3 object is a call only if it names
-    one of them)."""
+    """Reads one output. names: those of the request's tools. An unmarked llama3 object is a call only if it
+    names one of them."""
 
     def __init__(self, form: ToolFormat, names: Collection[str] = ()) -> None:
         self._form = form
         self._names = frozenset(names)
         self._state = self._start if form is ToolFormat.LLAMA3 else self._text
-        self._rest = ""  # not looked at to the end
-        self._lead = ""  # taken as a call's beginning; content after all if it is none
-        self._blank = ""  # content, unless a call follows
+        self._rest = ""  # text that has not been read yet
+        self._lead = ""  # read as a call's beginning; if no call follows, it is content
+        self._blank = ""  # blanks: content, unless a call follows
         self._content: list[str] = []
         self._calls: list[ToolDelta] = []
         self._scanner = CallScanner()
@@ -86,14 +89,14 @@ class ToolParser:
         self.count = 0
 
     def push(self, text: str) -> ToolOutput:
-        """Take more of the output."""
+        """Take more of the output. Returns what may be passed on now."""
         self._rest += text
         while self._rest and self._state():
             pass
         return self._taken()
 
     def flush(self) -> ToolOutput:
-        """The output has ended: what was held and is no call is content."""
+        """The output has ended: text that was held and is no call is content."""
         if self._announced:
             self._rest = ""
         elif self._state == self._call:
@@ -140,7 +143,7 @@ class ToolParser:
         return False
 
     def _start(self) -> bool:
-        """llama3: before anything but blanks."""
+        """llama3, before anything but blanks has come."""
         opener = OPENERS[self._form]
         body = self._rest.lstrip(_BLANK)
         if opener.startswith(body):

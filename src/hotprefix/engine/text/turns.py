@@ -1,9 +1,9 @@
 """Where a turn ends. Owns: `with_turn_ends`, which adds what the files forgot to the end tokens.
 
-Rules: a converted or fine-tuned model often names its base model's end token only, and a chat would run
-on past the end of its turn. A token that vocabularies use for nothing but the end of a turn ends an
-output if the model's chat template writes it; without a template nothing is added. Such a token counts
-as a control token.
+Rules: a converted or fine-tuned model often names only its base model's end token, so a chat would run on
+past the end of its turn. Therefore a token that vocabularies use for nothing but the end of a turn ends an
+output if the model's chat template writes it. Without a template nothing is added. Such a token counts as a
+control token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END_OF_TURN = frozenset(
 
 
 def with_turn_ends(source: TokenizerSource) -> TokenizerSource:
-    """`source`, whose eos_ids hold every known end of turn that a chat template writes."""
+    """`source`, with every known end of turn that a chat template writes added to its eos_ids."""
     templates = "\n".join(source.templates.values())
     found = {
         token.id for token in source.added if token.content in END_OF_TURN and token.content in templates

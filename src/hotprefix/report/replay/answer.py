@@ -1,7 +1,7 @@
-"""The answer first. Owns: the verdict cards, each claim next to its numbers, intervals and rule.
+"""The answer first. Owns: the verdict cards, with each claim next to its numbers, intervals and rule.
 
-Rules: the reason is the verdict's own; every check is shown, also those that hold, with what it rests on; an
-interval is at the verdict's own level. A chart shows relative changes only.
+Rules: the reason shown is the verdict's own. Every check is shown with what it rests on, also the checks that
+hold. An interval is at the verdict's own level. A chart shows relative changes only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STATES = {State.HOLDS: "good", State.FAILS: "bad", State.OPEN: "", State.NOT_ME
 
 
 def headline(result: ExperimentResult) -> str:
-    """How many claims came out how."""
+    """How many claims had which outcome."""
     if not result.verdicts:
         return "No claims were registered: what follows describes, it decides nothing."
     counts = Counter(v.outcome for v in result.verdicts)
@@ -66,7 +66,7 @@ def _card(verdict: Verdict) -> dict[str, Any]:
 
 
 def _named(verdict: Verdict) -> str:
-    """The reason with metrics as people call them, its first letter large."""
+    """The reason, with the names of metrics that people use, and with a capital first letter."""
     reason = verdict.reason
     names = {f.tolerance.metric for f in verdict.findings} | {n.metric for n in verdict.hypothesis.needs}
     for name in sorted(names, key=len, reverse=True):
@@ -89,14 +89,14 @@ def _row(found: Finding) -> dict[str, str]:
 
 
 def _rests(found: Finding) -> str:
-    """What the check rests on; nothing where it was not measured."""
+    """What the check rests on; empty if it was not measured."""
     if found.state is State.NOT_MEASURED:
         return ""
     return f"{found.rests_on}, {found.sections} sections" if found.sections else found.rests_on
 
 
 def _chart(verdict: Verdict) -> Markup | None:
-    """The relative changes with their intervals; None where there is none."""
+    """The relative changes with their intervals; None if there are none."""
     rows, limits = [], []
     for found in verdict.findings:
         if found.tolerance.scale == "relative" and found.interval is not None and found.value is not None:

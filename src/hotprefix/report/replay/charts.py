@@ -1,7 +1,8 @@
 """Charts of a replay. Owns: matplotlib drawings as inline SVG that follow the page's colours.
 
-Rules: text stays text; colours are the page's CSS variables (drawn with stand-ins, replaced afterwards), so
-light and dark both work; the same data give the same bytes; ids carry the chart's name. Bars begin at 0.
+Rules: text stays text. Colours are the page's CSS variables, so light and dark both work: charts are drawn
+with stand-ins, which are replaced afterwards. The same data give the same bytes. Ids carry the chart's name.
+Bars begin at 0.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ _RC: Final[dict[Any, Any]] = {
 def intervals(
     name: str, rows: Sequence[tuple[str, float, float, float, str]], limits: Sequence[Sequence[float]]
 ) -> str:
-    """rows: (label, value, low, high, tone good | bad | ""), shares of the baseline. limits: where each row's
-    tolerance ends, shares; drawn as ticks."""
+    """Changes with their intervals, one a row.
+
+    rows: (label, value, low, high, tone: good | bad | ""), in shares of the baseline.
+    limits: for each row, the places at which its tolerance ends, in shares; drawn as ticks.
+    """
     with rc_context({**_RC, "svg.hashsalt": name}):
         figure, axes = _figure(0.32 * len(rows) + 0.45)
         reach = (
@@ -69,7 +73,11 @@ def intervals(
 
 
 def stacked(name: str, rows: Sequence[tuple[str, Sequence[float]]], parts: Sequence[tuple[str, int]]) -> str:
-    """Shares of a whole, one bar a row. rows: (label, shares). parts: (label, colour) of each share."""
+    """Shares of a whole, one bar a row.
+
+    rows: (label, shares).
+    parts: (label, colour) of each share.
+    """
     with rc_context({**_RC, "svg.hashsalt": name}):
         figure, axes = _figure(0.32 * len(rows) + 0.7)
         left = [0.0] * len(rows)
@@ -97,8 +105,8 @@ def stacked(name: str, rows: Sequence[tuple[str, Sequence[float]]], parts: Seque
 
 
 def spans(name: str, rows: Sequence[tuple[str, Sequence[float | None], int]]) -> str:
-    """Percentiles of a latency: a line from the first to the last known, a dot for each; seconds. rows:
-    (label, values, colour)."""
+    """Percentiles of a latency in seconds: a dot for each, and a line from the first to the last that is
+    known. rows: (label, values, colour)."""
     with rc_context({**_RC, "svg.hashsalt": name}):
         figure, axes = _figure(0.32 * len(rows) + 0.45)
         for at, (_, values, color) in enumerate(rows):
@@ -122,8 +130,13 @@ def lines(
     colors: Mapping[str, int], x: str = "virtual time, s", log_x: bool = False, points: bool = False,
     dashed: str = "",
 ) -> str:  # fmt: skip
-    """series: label -> (x, y). colors: of each label. dashed: label of one that is drawn dashed, in ink.
-    points: mark each value."""
+    """Lines over time, or over another quantity.
+
+    series: label -> (x, y).
+    colors: the colour of each label.
+    dashed: the label of a line that is drawn dashed and in ink.
+    points: mark each value.
+    """
     with rc_context({**_RC, "svg.hashsalt": name}):
         figure, axes = _figure(2.1)
         for label, (xs, ys) in series.items():
@@ -168,7 +181,7 @@ def _legend(axes: Axes, count: int) -> None:
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """Inline SVG: no prolog, no fixed size, ids of its own, the page's colours."""
+    """The figure as inline SVG: without prolog and fixed size, with ids of its own and the page's colours."""
     held = io.StringIO()
     nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
     canvas: Any = FigureCanvasSVG(figure)

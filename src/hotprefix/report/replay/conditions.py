@@ -1,8 +1,9 @@
-"""What happened, condition by condition. Owns: the request chain, groups, resources, cluster and time charts.
+"""What happened, condition by condition. Owns: the tables and charts of the request chain, groups, resources,
+cluster and time.
 
-Rules: tables have arms as rows and read from left to right as a request lives; a cell is the mean over seeds
-and, small, the change against the baseline with its 95 % interval. Columns that are empty or zero in every
-arm are left out. Time charts show the first seed.
+Rules: tables have arms as rows, and their columns follow the order of a request's life. A cell is the mean
+over seeds and, in small type, the change against the baseline with its 95 % interval. Columns that are empty
+or zero in every arm are left out. Time charts show the first seed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ _CACHED = ("cached_l1_share", "cached_l2_share", "cached_l3_share")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """small: written below the text. tone: good | bad | ""."""
+    """One cell of a table.
+
+    small: written below the text.
+    tone: good | bad | "".
+    """
 
     text: str
     small: str = ""
@@ -82,7 +87,7 @@ def _table(
     lookup: Lookup, condition: str, arms: Sequence[str], name: str, metrics: Sequence[str],
     groups: Sequence[tuple[str, str]] = (("", ""),),
 ) -> dict[str, Any]:  # fmt: skip
-    """One table: arms below each other, group by group. Empty columns are left out."""
+    """One table: in each group the arms, one below the other. Empty columns are left out."""
     cells = {
         (group, arm, metric): lookup.figure(condition, arm, f"{group}{metric}")
         for group, _ in groups
@@ -107,14 +112,14 @@ def _table(
 
 
 def _tells(figure: Figure) -> bool:
-    """Whether a column is worth its place: a share of time that no run measured says so, unlike the share of
-    a tier that is not there."""
+    """Whether a figure makes its column worth showing. A column without any value is not, except for the
+    scheduler's share of time: if no run measured it, the column says so."""
     blind = figure.not_measured and figure.value is None
     return bool(figure.value) or figure.beyond or (blind and figure.metric == "scheduler_share")
 
 
 def colors_of(result: ExperimentResult) -> dict[str, int]:
-    """An arm has one colour on the whole page."""
+    """The colour of each arm, the same on the whole page."""
     return {arm.name: at for at, arm in enumerate(result.arms)}
 
 
@@ -152,7 +157,7 @@ def _share_charts(
 
 
 def _time_charts(result: ExperimentResult, condition: str, arms: Sequence[str]) -> list[dict[str, Any]]:
-    """One line an arm: sums over instances, the oldest of all."""
+    """One line for each arm. Values are sums over instances; the oldest wait is the greatest of them."""
     rows = result.windows.filter(pl.col("condition") == condition)
     if rows.is_empty():
         return []

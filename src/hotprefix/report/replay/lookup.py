@@ -1,8 +1,8 @@
 """One figure of a result. Owns: `Lookup`, from (condition, arm, metric) to its mean and its change.
 
-Rules: a figure is the mean over seeds; None where a seed has none, and then whether it lies beyond the
-replay's end; what no seed has was not measured. A change is against the baseline, with its interval; it is
-*clear* where that excludes 0.
+Rules: a figure is the mean over seeds. If one seed has none, the figure is None, and `beyond` tells whether
+it lies beyond the replay's end. If no seed has one, it was not measured. A change is against the baseline,
+with its interval; it is *clear* if the interval excludes 0.
 """
 
 from __future__ import annotations
@@ -22,9 +22,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """value: mean over seeds. beyond: it lies beyond the replay's end. relative, interval: change against the
-    baseline as shares of it; reason: why there is no interval; sections: from how many it is. not_measured:
-    what is shown of it is none, or no change. tone: good | bad where the change is clear."""
+    """One metric of one arm under one condition.
+
+    value: the mean over seeds.
+    beyond: it lies beyond the replay's end.
+    relative, interval: the change against the baseline, as shares of the baseline.
+    reason: why there is no interval.
+    tone: good | bad if the change is clear, otherwise "".
+    sections: how many sections the interval rests on.
+    not_measured: there is no value because nothing was measured, or there is no change for that reason.
+    """
 
     metric: str
     value: float | None
@@ -38,7 +45,7 @@ class Figure:
 
 
 class Lookup:
-    """Answers from a result; what was not measured is a Figure without a value."""
+    """Finds a result's figures. What was not measured is a Figure without a value."""
 
     def __init__(self, result: ExperimentResult) -> None:
         self._result = result
@@ -68,8 +75,8 @@ class Lookup:
 
 
 def _tone(found: Comparison) -> str:
-    """Whether a clear change is for the better; empty where it is not clear, neither way is better, or it
-    speaks for the side that finished fewer requests."""
+    """Whether a clear change is for the better. Empty if the change is not clear, if neither direction is
+    better, or if it favours the side that finished fewer requests."""
     interval, better = found.interval(CONFIDENCE), METRICS[found.metric].better
     if interval is None or better == "neither" or interval[0] <= 0 <= interval[1]:
         return ""

@@ -1,8 +1,9 @@
 """The replay report. Owns: `render`, from an `ExperimentResult` to one self-contained HTML document.
 
-Rules: the answer first, each claim next to its interval and verdict; then
-what was held fixed, what happened, for whom and at whose cost; then how far it can be believed and how to
-repeat it. No external assets, no script; readable on a phone and by somebody who missed the meeting.
+Rules: the answer comes first, each claim next to its interval and verdict. Then follow what was held fixed,
+what happened, which requests gained and at whose cost, how far the result can be believed, and how to repeat
+it. There are no external assets and no script. The page can be read on a phone, and without any knowledge of
+the experiment.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _looks(result: ExperimentResult) -> str:
-    """When claims were looked at, in words; empty for once."""
+    """When claims were looked at, in words; empty if that was once."""
     if len(result.looks) < 2 and all(look.spend == 1 for look in result.looks):
         return ""
     spent = ", ".join(f"{look.seeds} ({look.spend * 100:.3g} %)" for look in result.looks)

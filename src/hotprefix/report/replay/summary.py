@@ -1,7 +1,7 @@
 """`summary.json` and the flat tables of a replay. Owns: their schema.
 
-Rules: JSON has null where a thing was not measured, and for the end of an interval that has none, never NaN
-or infinity; every figure is in the unit that its name says (lab.metric_names). CSV and Parquet hold the same
+Rules: JSON has null for what was not measured and for an end at infinity of an interval, never NaN or
+infinity. Every figure is in the unit that its name says (lab.metric_names). CSV and Parquet hold the same
 numbers as the report, unrounded.
 """
 
@@ -81,7 +81,7 @@ def _change(found: Comparison) -> dict[str, Any]:
 
 
 def _ends(interval: Interval | None) -> list[float | None] | None:
-    """null for an end at infinity."""
+    """The ends of an interval; null for an end at infinity."""
     return None if interval is None else [None if math.isinf(end) else end for end in interval]
 
 

@@ -1,6 +1,6 @@
 """Over all conditions. Owns: the capacity sweep with the clairvoyant bound, and the buckets.
 
-Rules: a sweep is drawn where at least two conditions differ in capacity; the bound is the most tokens any
+Rules: a sweep is drawn if at least two conditions differ in capacity. The bound is the most tokens that any
 policy could have reused for the same requests, so an arm's share of it is at most 1.
 """
 
@@ -69,7 +69,7 @@ def _share(reused: float | None, of: float) -> float | None:
 
 
 def bound_table(result: ExperimentResult) -> dict[str, Any]:
-    """Each condition's bound and what the arms made of it."""
+    """The bound of each condition, and how much of it the arms reached."""
     arms = [arm.name for arm in result.arms]
     rows = []
     for one in result.bounds:
@@ -84,7 +84,7 @@ def bound_table(result: ExperimentResult) -> dict[str, Any]:
 
 
 def bucket_tables(result: ExperimentResult) -> list[dict[str, Any]]:
-    """One table for each kind of bucket and condition; arms below one another in each bucket."""
+    """One table for each kind of bucket and condition. Each bucket has a row for each arm."""
     found = []
     kinds = result.buckets.select("condition", "by").unique(maintain_order=True).rows()
     for condition, by in kinds:

@@ -1,6 +1,6 @@
 """The replay's result on a terminal. Owns: the verdicts and the main figures as rich tables.
 
-Rules: written to the console given (stderr in the CLI), so that stdout stays machine-readable.
+Rules: everything is written to the console given (stderr in the CLI), so that stdout stays machine-readable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TONES = {"good": "green", "bad": "red", "": "dim"}
 
 
 def show(result: ExperimentResult, console: Console) -> None:
-    """Print the figures, then the verdicts, which are what stays on the screen."""
+    """Print the figures, then the verdicts, so that these are what stays on the screen."""
     lookup = Lookup(result)
     for condition in result.conditions:
         table = Table(title=f"{result.name}: {condition.name}", title_justify="left")

@@ -1,7 +1,7 @@
 """How a replay's figures are written. Owns: the wording of values by unit, of changes and of intervals.
 
-Rules: what is missing is a dash; what was not measured says so; what lies beyond the replay's end says so. A
-minus is a minus sign. Units are short enough for a phone.
+Rules: a missing figure is a dash. A figure that was not measured, or that lies beyond the replay's end, says
+so. A minus is a minus sign. Units are short enough for a phone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CAPITALS = {name: name.upper() for name in ("ttft", "tpot", "slo", "l1", "l2", 
     "tps": "tokens/s", "rps": "requests/s",
 }  # fmt: skip
 
-_SMALL = 0.0005  # a share that 0.1 % is too coarse for
+_SMALL = 0.0005  # smaller shares need more than one decimal in percent
 
 OUTCOMES = {
     Outcome.SUPPORTED: "supported",
@@ -59,7 +59,7 @@ def title(metric: str) -> str:
 
 
 def value(metric: str, amount: float | None, *, beyond: bool = False, not_measured: bool = False) -> str:
-    """In the metric's unit. beyond, not_measured: why there is none."""
+    """An amount in the metric's unit. beyond, not_measured: the reason if there is no amount."""
     if amount is None:
         return BEYOND if beyond else NOT_MEASURED if not_measured else DASH
     if math.isinf(amount):
@@ -70,7 +70,7 @@ def value(metric: str, amount: float | None, *, beyond: bool = False, not_measur
 
 
 def amount_of(unit: str, amount: float) -> str:
-    """amount >= 0, short."""
+    """A short form of an amount >= 0."""
     if unit == "seconds":
         return seconds(amount)
     if unit == "share":
@@ -84,7 +84,7 @@ def amount_of(unit: str, amount: float) -> str:
 
 
 def large(amount: float, decimals: int = 0) -> str:
-    """12,345,678 -> 12.3 M; decimals of what is written in full."""
+    """12,345,678 -> 12.3 M. decimals: of an amount that is written in full."""
     for start, unit, name in _LARGE:
         if abs(amount) >= start:
             return f"{amount / unit:,.1f}".removesuffix(".0") + name
@@ -101,7 +101,7 @@ def signed(share: float) -> str:
 
 
 def change(figure: Figure) -> str:
-    """Change with its interval: −12 % [−20, −4]."""
+    """A change with its interval: −12 % [−20, −4]."""
     if figure.not_measured and figure.value is not None:
         return f"change {NOT_MEASURED}"
     if figure.relative is None or (figure.relative == 0 and figure.interval in (None, (0.0, 0.0))):
@@ -130,7 +130,7 @@ def _in_unit(metric: str, interval: Interval | None) -> str:
 
 
 def judged(verdict: Verdict) -> str:
-    """By how many seeds, at which level, and how many would decide."""
+    """How many seeds the verdict rests on, at which level, and how many would decide."""
     if not verdict.findings:
         return ""
     seeds = "one seed" if verdict.seeds == 1 else f"{verdict.seeds} seeds"

@@ -1,7 +1,7 @@
-"""Everything a replay leaves for people and programs. Owns: the files of an output folder.
+"""All files of a replay, for people and programs. Owns: what lies in an output folder.
 
-Rules: a file is complete or absent (written beside and renamed); report.html is written last, so whoever sees
-it finds the rest.
+Rules: a file is complete or absent (it is written under another name and then renamed). report.html is
+written last, so when it is there, the rest is there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hotprefix.report.replay.terminal import show
 
 
 def write(result: ExperimentResult, out: Path, console: Console) -> None:
-    """OUT/summary.json, OUT/report.html, and OUT/NAME.csv and .parquet of each table; a summary on the
-    console."""
+    """Write OUT/summary.json, OUT/report.html, and OUT/NAME.csv and .parquet of each table; print a summary
+    on the console."""
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables(result).items():
         _put(out / f"{name}.csv", table.write_csv().encode())
