@@ -3,8 +3,7 @@
 Rules:
 1. A chunk ends on an absolute page boundary, with two exceptions: it may end with the prompt, and the step's
    first prefill may end inside a page if the budget is below a page. If less than a page of the budget is
-   left
-   after another prefill, it stays unused: a request that took it would compute a part of a page that the
+   left after another prefill, it stays unused: a request that took it would compute a part of a page that the
    request ahead of it may compute whole in the next step.
 2. With `coalesced` flights a prefilling request looks again before each chunk, and takes over the pages that
    other requests have published or plan in this very step, instead of computing them.
