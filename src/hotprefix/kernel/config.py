@@ -1,7 +1,10 @@
 """Kernel configuration. Owns: the names of the policies and the limits of one kernel.
 
-Rules: frozen, validated once when built, never read from the environment; messages carry the
-offending value and the fix. Units: tokens, pages, seconds.
+Rules:
+1. A configuration is frozen, validated once when it is built, and never read from the environment.
+2. An error's message carries the offending value and the fix.
+
+Units: tokens, pages, seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +18,13 @@ from hotprefix.errors import ConfigError
 
 
 class Publication(StrEnum):
-    """When computed pages become visible to other requests (publication, docs/terms.md)."""
+    """When computed pages can be found by other requests (publication, docs/terms.md).
+
+    FINISH: when the request ends.
+    PREFILL: when its prompt is done.
+    STEP: after each forward pass.
+    SCHEDULE: when the step that computes them is planned; requests of the same step may read them.
+    """
 
     FINISH = "finish"
     PREFILL = "prefill"
@@ -24,7 +33,13 @@ class Publication(StrEnum):
 
 
 class Flight(StrEnum):
-    """Who computes a prompt several requests need (flight, docs/terms.md)."""
+    """Which request computes a prompt that several requests need (flight, docs/terms.md).
+
+    NONE: each computes what it cannot find.
+    EXACT_FINISH: requests with an identical prompt wait until their leader has ended.
+    EXACT_PREFILL: they wait until their leader's prompt is published.
+    COALESCED: each page is computed by the request that reaches it first, and no request waits.
+    """
 
     NONE = "none"
     EXACT_FINISH = "exact-finish"
@@ -33,7 +48,14 @@ class Flight(StrEnum):
 
 
 class Order(StrEnum):
-    """In which order waiting requests are tried (rules 21 to 23)."""
+    """In which order waiting requests are tried (rules 21 to 23).
+
+    FCFS: by arrival.
+    LPM: the longest prefix in the cache first.
+    SPF: the fewest tokens to compute first.
+    DFS: requests that share a prefix together, the largest such group first.
+    PRIORITY: the most important (smallest) priority first.
+    """
 
     FCFS = "fcfs"
     LPM = "lpm"
@@ -43,7 +65,7 @@ class Order(StrEnum):
 
 
 class Eviction(StrEnum):
-    """Which unpinned leaf loses its tail first (rule 15)."""
+    """Which unpinned leaf loses its tail first (rule 15); the keys are in kernel/cache/evict.py."""
 
     LRU = "lru"
     LFU = "lfu"
@@ -55,7 +77,12 @@ class Eviction(StrEnum):
 
 
 class Refresh(StrEnum):
-    """What the waiting queue tells the cache (refresh, docs/terms.md)."""
+    """What the waiting queue tells the cache (refresh, docs/terms.md).
+
+    OFF: nothing.
+    WINDOW: the prefixes of the first waiting requests are touched before each ordering of the queue.
+    QUEUE_INFORMED: recency stays; an allocation takes the pages that these requests need last.
+    """
 
     OFF = "off"
     WINDOW = "window"
@@ -63,8 +90,12 @@ class Refresh(StrEnum):
 
 
 class Write(StrEnum):
-    """When pages get a copy in L2: as soon as they are published, when somebody reuses them, or when L1
-    evicts them."""
+    """When pages get a copy in L2.
+
+    THROUGH: as soon as they are published.
+    SELECTIVE: when they are used a second time.
+    BACK: when L1 evicts them.
+    """
 
     THROUGH = "through"
     SELECTIVE = "selective"
@@ -72,7 +103,12 @@ class Write(StrEnum):
 
 
 class Prefetch(StrEnum):
-    """How long a request waits for its pages from L3: not at all, to the end, or up to a time."""
+    """How long a request waits for its pages from L3.
+
+    BEST_EFFORT: not at all; it uses what has come when it is its turn.
+    WAIT_COMPLETE: until its fetch has ended.
+    TIMEOUT: until its fetch has ended, at most `prefetch_timeout_s` after its arrival.
+    """
 
     BEST_EFFORT = "best_effort"
     WAIT_COMPLETE = "wait_complete"
@@ -81,10 +117,20 @@ class Prefetch(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    """The tiers below L1. pages: of L2. storage: whether there is an L3. prefetch_timeout_s counts from
-    enqueue. min_restore_pages/min_fetch_pages: below that pages are computed. compute_s_per_token,
-    restore_s_per_page, fetch_s_per_page: what predictions start from, None = not known. Raises
-    ConfigError."""
+    """The tiers below L1. Raises ConfigError if a value is out of range.
+
+    pages: of L2.
+    storage: whether there is an L3.
+    write: when pages get a copy in L2.
+    prefetch: how long a request waits for its pages from L3.
+    prefetch_timeout_s: the longest wait of `Prefetch.TIMEOUT`, from the request's arrival.
+    min_restore_pages: fewer pages than these are computed rather than restored from L2.
+    min_fetch_pages: fewer pages than these are computed rather than fetched from L3.
+    fetch_window: how many waiting requests, from the head of the queue, may start a fetch.
+    compute_s_per_token: what predictions of a prefill start from; None = not known.
+    restore_s_per_page: what predictions of a restore start from; None = not known.
+    fetch_s_per_page: what predictions of a fetch start from; None = not known.
+    """
 
     pages: int
     storage: bool = False
@@ -112,7 +158,8 @@ class TierConfig:
 
 
 class Role(StrEnum):
-    """What this instance is for. It decides one thing: a decode-only one refreshes no waiting prefixes."""
+    """What this instance is for. It decides one thing: a decode-only instance refreshes no waiting
+    prefixes."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -120,8 +167,11 @@ class Role(StrEnum):
 
 
 class GroupKind(StrEnum):
-    """What layers that do not attend to the whole prefix keep of it: the KV of the last tokens, or one
-    state that stands for all of them."""
+    """What layers that do not attend to the whole prefix keep of it.
+
+    WINDOW: the KV of its last tokens.
+    RECURRENT: one state that stands for all its tokens.
+    """
 
     WINDOW = "window"
     RECURRENT = "recurrent"
@@ -129,9 +179,13 @@ class GroupKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers of one kind with a pool of their own (kernel/cache/frames.py). frames: of the pool, each one
-    page's KV in these layers, or one checkpoint of their state. window: tokens a position sees, itself
-    included (WINDOW only). Raises ConfigError."""
+    """Layers of one kind, with a pool of their own (kernel/cache/frames.py). Raises ConfigError if a value is
+    out of range.
+
+    kind: what the layers keep.
+    frames: size of the pool. A frame is one page's KV in these layers, or one checkpoint of their state.
+    window: tokens that a position sees, itself included; None for a recurrent state.
+    """
 
     kind: GroupKind
     frames: int
@@ -149,38 +203,53 @@ class LayerGroup:
 
     @property
     def lookback(self) -> int:
-        """Tokens before a position that must be there to compute it; a state stands for its last one."""
+        """How many tokens before a position must have their KV, or state, to compute it. A recurrent state
+        needs only the one before it."""
         return 1 if self.window is None else self.window - 1
 
     def reach(self, page_size: int) -> int:
-        """Pages at a prefix's end that must be there to go on after it."""
+        """How many pages at a prefix's end must have frames to go on after it."""
         return -(-self.lookback // page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the executor can do. `same_step_reads`: all KV of a layer is written before attention of
-    that layer reads it, so a request may read pages another computes in the same step."""
+    """What the executor can do.
+
+    same_step_reads: all KV of a layer is written before that layer's attention reads it, so a request may
+    read pages that another request computes in the same step.
+    """
 
     same_step_reads: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """Everything one kernel needs to know. Raises ConfigError where a value is out of range.
+    """Everything one kernel needs to know. Raises ConfigError if a value is out of range.
 
-    total_pages: pages of L1. page_size: tokens per page. max_batched_tokens: tokens one step may
-    compute. max_running: requests that hold pages at a time. max_waiting: queue limit, 0 = none; who
-    will find a free slot is not in the queue yet.
-    max_overtakes: how often later arrivals may be admitted ahead of one request before nobody may
-    overtake it any more (ageing of every cache-aware order, and the bound on look-ahead past a head
-    that does not fit). lookahead: how many requests behind a head that does not fit are tried.
-    output_reserve: share of a running request's remaining outputs that admission keeps free
-    (over-commit); goes to 1 at a retraction and decays back. refresh_window: waiting requests that
-    refresh looks at; refresh_every: passes between refreshes. session_pages: pages that ended requests
-    of sessions may keep protected, 0 = none. tiers: None = L1 only. groups: the layer groups that need
-    less than a whole prefix; `total_pages` is then the full-attention layers' alone, or, where there are
-    none, the number of page names.
+    total_pages: pages of L1. With `groups` these are the full-attention layers' alone, or, if there are no
+    such layers, the number of page names.
+    page_size: tokens per page.
+    max_batched_tokens: tokens that one step may compute.
+    max_running: requests that may run at a time.
+    max_waiting: how many requests may wait; 0 = no limit. A request for which a row is free does not count.
+    prefix_cache: whether computed pages are reused at all.
+    publication, flight, order, eviction: see `Publication`, `Flight`, `Order`, `Eviction`.
+    preemption: with order `priority`, a waiting request may displace less important running ones.
+    max_overtakes: how often later arrivals may be admitted ahead of one request. After that no request may
+    overtake it. It ages every cache-aware order, and bounds the look-ahead past a head that does not fit.
+    lookahead: how many requests behind a head that does not fit are tried.
+    output_reserve: share of the running requests' remaining outputs for which an admission leaves room, 0 to
+    1. It goes to 1 at a retraction and decays back.
+    max_elections: how often in a row a flight may get a new leader; then its requests run on their own.
+    max_step_failures: how many failed steps a request survives.
+    refresh: see `Refresh`.
+    refresh_window: how many waiting requests a refresh looks at.
+    refresh_every: planning passes from one refresh to the next.
+    role: see `Role`.
+    session_pages: pages that holds of sessions may keep protected; 0 = none.
+    tiers: what lies below L1; None = nothing.
+    groups: the layer groups that need less than the whole prefix.
     """
 
     total_pages: int

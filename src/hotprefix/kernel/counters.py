@@ -1,7 +1,9 @@
 """Counts since the kernel was built. Owns: what each counter means (docs/terms.md).
 
-Rules: each grows at exactly one place in the kernel. Lookups and hits count once per request, at its
-first use of the cache, never per scheduling attempt (rules 56, 57).
+Rules:
+1. Each counter grows at exactly one place in the kernel.
+2. Lookups and hits count once per request, at its first use of the cache, never per scheduling attempt
+   (rules 56, 57).
 """
 
 from __future__ import annotations
@@ -15,20 +17,36 @@ from hotprefix.kernel.sources import Use
 class Counters:
     """Tokens, pages or requests, as named.
 
-    prompt_tokens: of requests whose first prefill step ran; lookups/queried_tokens: those of these requests
-    that looked the cache up (not where it is off, or where a request asked for all positions' logits), and
-    their prompt tokens; hits: those of them that reused something. cached_tokens: reused, of which
-    cached_host_tokens and cached_storage_tokens have L2 and L3 as final source. computed_prompt_tokens/
-    computed_output_tokens: positions of prompts and of outputs computed, re-computation included.
-    recomputed_tokens: of both, those that their request had had before a retraction;
-    recomputed_prompt_tokens: the part of these that lies in prompts. indexed_pages/evicted_pages: into and
-    out of the tree. duplicate_pages: computed though another request's copy was kept. refresh_touches:
-    prefixes touched by refresh passes.
+    lookups: requests that looked the cache up and whose first prefill step ran. A request does not look it up
+    if the cache is off, or if the request asked for the logits of all positions.
+    queried_tokens: the prompt tokens of these requests.
+    hits: how many of these requests reused something.
+    prompt_tokens: the prompt tokens of all requests whose first prefill step ran.
+    cached_tokens: tokens reused.
+    cached_host_tokens, cached_storage_tokens: the parts of `cached_tokens` whose final source is L2, and L3.
+    computed_prompt_tokens, computed_output_tokens: positions of prompts, and of outputs, that were computed;
+    what was computed again is included.
+    recomputed_tokens: of both, the positions that their request had had before a retraction.
+    recomputed_prompt_tokens: the part of `recomputed_tokens` that lies in prompts.
+    indexed_pages: pages that came into L1's tree.
+    evicted_pages, flushed_pages: pages that left it by eviction, and by a flush.
+    duplicate_pages: pages computed although the tree kept another request's copy.
+    submitted, rejected: requests taken, and refused, at submission.
+    finished, aborted, failed: requests that ended well, by an abort, and with an error.
+    retractions: how often a request was retracted.
+    steps, failed_steps: forward passes, and those of them that failed.
+    stalls: plans in which nothing could run although requests waited.
+    refresh_passes: planning passes that refreshed waiting prefixes.
+    refresh_touches: prefixes that these touched.
 
-    retained_tokens/lost_waiting_tokens: tokens that L1 held of a prompt when its request arrived, and whose
-    very pages it still held, or held no longer, when the request used them or computed them instead.
-    lost_regained_tokens, lost_host_tokens, lost_storage_tokens, lost_recomputed_tokens: how the lost ones
-    were had again; they add up to them (sources.py).
+    The next ones split the tokens that L1 held of a prompt when its request arrived, at the moment at which
+    the
+    request used them or computed them instead (sources.py):
+    retained_tokens: L1 still held their very pages.
+    lost_waiting_tokens: it did not. The four below add up to these.
+    lost_regained_tokens: they were in L1 again, computed or restored for another request.
+    lost_host_tokens, lost_storage_tokens: they came back from L2, and from L3.
+    lost_recomputed_tokens: the request computed them.
     """
 
     lookups: int = 0
@@ -65,7 +83,7 @@ class Counters:
     lost_recomputed_tokens: int = 0
 
     def add(self, use: Use) -> None:
-        """What a chunk of prefill that ran came to."""
+        """Add what one chunk of prefill that ran came to."""
         self.cached_tokens += use.reused
         self.cached_host_tokens += use.host
         self.cached_storage_tokens += use.storage

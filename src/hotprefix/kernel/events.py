@@ -1,8 +1,10 @@
-"""Event records. Owns: the typed, frozen, versioned description of every decision.
+"""Event records. Owns: the typed, frozen description of every decision.
 
-Rules: a sink receives records and can never change behaviour: what it
-raises is swallowed, counted, and the sink is switched off. No prompt text and no token ids appear
-here, only lengths. `now` is the driver's clock, seconds. Names follow docs/terms.md's request timeline.
+Rules:
+1. A sink receives records and can never change behaviour. If it raises, the error is kept (`Emitter.failed`)
+   and the sink is switched off (rule 4).
+2. No prompt text and no token ids appear here, only lengths.
+3. `now` is the driver's clock, in seconds. Names follow the request timeline of docs/terms.md.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued(Event):
-    """matched: tokens that were reusable from L1 when the request arrived (an observation)."""
+    """A request was submitted.
+
+    matched: tokens that were reusable from L1 at that moment (an observation only).
+    parked: it waits for a flight's leader, outside the queue.
+    """
 
     request: RequestId
     prompt_tokens: int
@@ -32,10 +38,16 @@ class Enqueued(Event):
 
 @dataclass(frozen=True, slots=True)
 class Admitted(Event):
-    """matched: tokens reusable from L1 at admission. restored_host/restored_storage: of those that it starts
-    behind, tokens whose final source is to be L2 or L3, copied for it or for another (sources.py). cached:
-    all that it starts behind, pages that are only planned included. again: a re-admission after a
-    retraction."""
+    """A request begins to run.
+
+    matched: tokens reusable from L1 at this moment.
+    matched_at_enqueue: the same at its arrival.
+    cached: leading tokens that it need not compute, those of planned pages included.
+    restored_host, restored_storage: the parts of `cached` whose final source is L2, and L3, copied for it or
+    for another request (sources.py).
+    waited: seconds since its arrival.
+    again: it was admitted before, and retracted.
+    """
 
     request: RequestId
     matched: int
@@ -66,7 +78,8 @@ class FetchJoined(Event):
 
 @dataclass(frozen=True, slots=True)
 class FetchEnded(Event):
-    """pages: how many came; landed: how many got a place in L2."""
+    """A fetch has ended, after `seconds`. pages: how many came. landed: how many of them got a place in
+    L2."""
 
     fetch: int
     pages: int
@@ -76,8 +89,12 @@ class FetchEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RestoreStarted(Event):
-    """The step being planned copies these L1 pages from L2, those of the request from page `first` on.
-    fetches: for each the fetch that brought it to L2, 0 where it had been copied from L1."""
+    """The step being planned copies these L1 pages from L2.
+
+    first: index of the first of them in the request's pages.
+    pages: L1 page ids.
+    fetches: for each page the number of the fetch that brought it to L2; 0 if it was copied there from L1.
+    """
 
     request: RequestId
     first: int
@@ -87,8 +104,8 @@ class RestoreStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class RestoreDone(Event):
-    """A step's copies from L2 have been made. pages: of all its requests. seconds: that they took; 0 where
-    nobody measured."""
+    """A step's copies from L2 have been made. pages: those of all its requests. seconds: how long they took;
+    0 if that was not measured."""
 
     pages: int
     seconds: float
@@ -103,8 +120,12 @@ class PrefillStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prefilled(Event):
-    """A chunk of prefill ran. start, stop: the positions it computed. taken: what the request took from the
-    cache since its last chunk. use: what both came to; sums of these are all that is known of reuse."""
+    """A chunk of prefill ran.
+
+    start, stop: it computed positions [start, stop).
+    taken: what the request took from the cache since its last chunk.
+    use: what both came to. All figures of reuse are sums of these.
+    """
 
     request: RequestId
     start: int
@@ -115,7 +136,8 @@ class Prefilled(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone(Event):
-    """cached: prompt tokens reused (effective reuse, counted once); computed: positions computed."""
+    """All known tokens have KV. cached: tokens reused so far, each once (effective reuse). computed:
+    positions computed so far."""
 
     request: RequestId
     cached: int
@@ -129,10 +151,14 @@ class FirstToken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """cached: prompt tokens reused, of which host and storage came from L2 and L3. computed: positions
-    computed, of which recomputed a second time (after a retraction), so that
-    cached + computed - recomputed = prompt + outputs - 1 where it ran to its end. ran: whether any step of it
-    did; else the tokens were not measured, which is not 0."""
+    """A request has ended. If it ran to its end, cached + computed - recomputed = prompt + outputs - 1.
+
+    cached: tokens reused.
+    host, storage: the parts of `cached` that came from L2, and from L3.
+    computed: positions computed.
+    recomputed: the part of `computed` that was computed a second time, after a retraction.
+    ran: whether any prefill step of it ran. If not, its counts of tokens were not measured, which is not 0.
+    """
 
     request: RequestId
     reason: Finish
@@ -148,7 +174,8 @@ class Finished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Rejected(Event):
-    """error: what kind of refusal, the name of its class."""
+    """A request was refused at submission. error: the kind of refusal, by the name of its class. reason: its
+    message."""
 
     request: RequestId
     error: str
@@ -164,8 +191,12 @@ class Retracted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Published(Event):
-    """pages added to the tree, from page `first` of the request's tokens on; planned: the step in flight
-    computes them, or copies them from L2."""
+    """Pages were added to the tree.
+
+    first: index of the first of them in the request's pages.
+    pages: L1 page ids.
+    planned: the step being planned computes them, or copies them from L2; they are not real before it ran.
+    """
 
     request: RequestId
     first: int
@@ -180,8 +211,8 @@ class Evicted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Flushed(Event):
-    """From now on no request that is admitted finds what was published before, nor what those that run
-    publish. freed, protected: L1 pages dropped, and kept until the requests that read them end."""
+    """From now on no request that is admitted finds what was published before, nor what the requests that run
+    now publish. freed: L1 pages dropped. protected: L1 pages kept until the requests that read them end."""
 
     freed: int
     protected: int
@@ -194,7 +225,12 @@ class Stalled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stepped(Event):
-    """One committed step and the state after it (pages)."""
+    """One committed step, and the state after it.
+
+    prefill_tokens, decode_tokens: positions computed, in all repeats of the step.
+    running, waiting: requests; those that are parked count as waiting.
+    free, evictable, protected: pages of L1.
+    """
 
     step: int
     ok: bool
@@ -211,7 +247,11 @@ Sink = Callable[[Event], None]
 
 
 class Emitter:
-    """Hands records to a sink, behind a wall. kinds: those that the sink wants, None = all."""
+    """Hands records to a sink, so that no error of the sink comes back.
+
+    kinds: the kinds of events that the sink wants; None = all.
+    failed: why the sink was switched off; None if it was not.
+    """
 
     def __init__(self, sink: Sink | None, kinds: Collection[type[Event]] | None = None) -> None:
         self._sink = sink
@@ -219,7 +259,7 @@ class Emitter:
         self.failed: str | None = None
 
     def wants(self, kind: type[Event]) -> bool:
-        """Whether anybody listens to these: else callers need not build a record."""
+        """Whether the sink takes events of this kind. If not, callers need not build a record."""
         return self._sink is not None and (self._kinds is None or kind in self._kinds)
 
     def __call__(self, event: Event) -> None:

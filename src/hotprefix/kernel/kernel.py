@@ -1,8 +1,10 @@
 """The kernel: one object that engine and simulator both drive. Owns: the call order at its edge.
 
-Rules: sans-I/O; time comes in as an argument and never goes backwards; at most one step is in flight:
-`plan`, execute, `commit`. Aborts and submissions may come at any time in between; an abort of a request
-in the step in flight takes effect with its commit.
+Rules:
+1. The kernel does no I/O. Time comes in as an argument and never goes backwards.
+2. At most one step is in flight: `plan`, execute, `commit`.
+3. Submissions and aborts may come at any time in between. An abort of a request in the step in flight takes
+   effect with that step's commit.
 
     submit(request, now) / abort(id, now) / plan(now) -> StepPlan / commit(plan, outcome, now) -> progress
 """
@@ -34,7 +36,16 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Gauges: requests by phase, pages by state, frames of each layer group by state."""
+    """Gauges of one moment.
+
+    running, waiting, parked: requests by phase.
+    l1: pages of L1 by state.
+    tree_nodes: nodes of L1's prefix trees.
+    namespaces: namespaces that have a tree in L1.
+    l2: pages of L2 by state; None without an L2.
+    fetches: L3 fetches that have not ended.
+    groups: for each layer group, its frames by state.
+    """
 
     running: int
     waiting: int
@@ -49,8 +60,12 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """What a flush freed, and what it had to leave because running requests read it, in L1 and L2 (pages);
-    that is found by nobody and goes with those requests. L3 is not touched: other engines may use it."""
+    """What a flush freed, and what it had to leave because running requests read it; in pages. No lookup
+    finds what was left, and it goes with those requests. L3 is not touched, because other engines may use it.
+
+    freed, protected: of L1.
+    host_freed, host_protected: of L2.
+    """
 
     freed: int
     protected: int
@@ -65,7 +80,7 @@ class Kernel:
         self, config: KernelConfig, capabilities: Capabilities | None = None, sink: ev.Sink | None = None,
         kinds: Collection[type[ev.Event]] | None = None,
     ) -> None:  # fmt: skip
-        """kinds: of events that the sink is to be told of, None = all."""
+        """sink: receives the events. kinds: the kinds of events that it wants; None = all."""
         self.config = config
         self._emit = ev.Emitter(sink, kinds)
         self._s = State(config, capabilities or Capabilities(), self._emit)
@@ -79,8 +94,8 @@ class Kernel:
     # -- requests ---------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
-        """Queue a request. Raises RequestRejected (it can never run), ContextLengthExceeded (it needs
-        more pages than exist) or QueueFull; nothing is remembered then."""
+        """Queue a request. Raises RequestRejected (it can never run), ContextLengthExceeded (it needs more
+        pages than exist) or QueueFull. A refused request is not remembered."""
         self._tick(now)
         try:
             self._refuse(request)
@@ -122,16 +137,21 @@ class Kernel:
             raise QueueFull(f"{waiting} requests wait, the limit is {config.max_waiting}: try again later")
 
     def _waiting(self) -> int:
-        """Requests that wait for others, as far as that is known: those that no plan has looked at yet count
-        only beyond the free slots, unless a plan has left somebody behind while slots were free."""
+        """How many requests wait for other requests, as far as that is known.
+
+        Requests that came after the last plan may start with the next one, so of them only those count for
+        which there is no free row. If the last plan has left a request in the queue, all of them count: they
+        stand behind it. Example: 3 rows are free, the last plan left the queue empty and 5 requests have come
+        since: 2 wait.
+        """
         s = self._s
         new = s.queue.since(self._planned)
         left = len(s.queue) - new
         return s.parked + left + (new if left else max(0, new - len(s.slots)))
 
     def abort(self, request: RequestId, now: float) -> Progress | None:
-        """End a request. None where it is in the step in flight: its terminal notice comes with the
-        commit. Raises ProtocolError for an unknown id."""
+        """End a request and return its terminal notice. Returns None if the request is in the step in flight:
+        its notice comes with that step's commit. Raises ProtocolError for an unknown id."""
         self._tick(now)
         seq = self._s.sequences.get(request)
         if seq is None:
@@ -142,7 +162,8 @@ class Kernel:
         return self._s.end(seq, Finish.ABORT)
 
     def _computes(self, plan: StepPlan, seq: Sequence) -> bool:
-        """Whether a request is in the step in flight; who cruised is as it was before that step."""
+        """Whether the step in flight computes a position of `seq`. A request that cruises is in every step;
+        it is taken out of the cruise here, with its fields as they were before the step."""
         if seq.since is not None:
             self._s.cruise.call(seq)
             self._s.wake_up([seq])
@@ -154,7 +175,8 @@ class Kernel:
         return request in self._s.sequences
 
     def progress(self, request: RequestId) -> Progress:
-        """What a request has come to so far; nothing changes. Raises ProtocolError for an unknown id."""
+        """What a request has come to so far. No decision depends on the call; the fields of cruising requests
+        are brought up to date. Raises ProtocolError for an unknown id."""
         seq = self._s.sequences.get(request)
         if seq is None:
             raise ProtocolError(f"request {request!r} is unknown or has ended")
@@ -164,17 +186,18 @@ class Kernel:
     # -- steps ------------------------------------------------------------------------------------
 
     def refresh(self, now: float) -> bool:
-        """The first part of the planning pass that the next `plan` completes, for a driver that wants to
-        know how long it takes: recency and holds are brought up to date. `plan` does it where it was not
-        called. True where waiting prefixes were refreshed. Raises ProtocolError while a step is in flight,
-        or when called twice for one plan."""
+        """Do the first part of the planning pass that the next `plan` completes: bring recency and holds up
+        to date. It is for a driver that measures how long this takes; if it was not called, `plan` does it.
+        Returns True if waiting prefixes were refreshed. Raises ProtocolError while a step is in flight, or if
+        it is called twice for one plan."""
         self._tick(now)
         if self._in_flight is not None or self._planner.begun:
             raise ProtocolError("refresh belongs before a plan, once, while no step is in flight")
         return self._planner.begin()
 
     def plan(self, now: float) -> StepPlan:
-        """The next step. An `empty` plan is not committed; its fetches and cancels count all the same."""
+        """The next step. An `empty` plan is not committed, but its fetches, cancels and touches are to be
+        carried out. Raises ProtocolError while a step is in flight."""
         self._tick(now)
         if self._in_flight is not None:
             raise ProtocolError(f"step {self._in_flight.step} is not committed yet")
@@ -188,8 +211,9 @@ class Kernel:
     def commit(
         self, plan: StepPlan, outcome: StepOutcome, now: float, *, every: bool = True
     ) -> tuple[Progress, ...]:
-        """What the plan in flight came to. Each request's last progress has `finish`. every: also the
-        progress of decodes that merely gained a token."""
+        """Apply the outcome of the plan in flight and return what its requests gained. Each request's last
+        progress has `finish`. every: False leaves out decodes that merely gained a token. Raises
+        ProtocolError if `plan` is not the one in flight, or the outcome does not answer it."""
         self._tick(now)
         if plan is not self._in_flight:
             raise ProtocolError(f"step {plan.step} is not the one in flight")
@@ -200,9 +224,9 @@ class Kernel:
     def transfer_done(self, fetch: int, pages: int, seconds: float, now: float) -> Mapping[int, int]:
         """A fetch has ended with its leading `pages` payloads (0: a miss, or a failure), after `seconds`.
 
-        Returns which L2 page each payload, by index, must be written to before the next plan; payloads not
-        named are to be dropped. Empty for a fetch that was cancelled meanwhile. Raises ProtocolError
-        while a step is in flight: it may be reading those pages.
+        Returns, by the payload's index, the L2 page to which it must be written before the next plan.
+        Payloads that are not named are to be dropped. Empty for a fetch that was cancelled meanwhile. Raises
+        ProtocolError while a step is in flight, which may be reading those pages.
         """
         self._tick(now)
         if self._in_flight is not None:
@@ -216,9 +240,9 @@ class Kernel:
     # -- the cache as a whole ---------------------------------------------------------------------
 
     def flush(self, now: float) -> FlushReport:
-        """Let no later request find in L1 and L2 what was computed before, also by those that run now.
-        Drops every cached page that no running request reads, and copies to L2 and L3 that have not begun;
-        sessions' holds end."""
+        """Let no later request find in L1 and L2 what was computed before, nor what the requests that run now
+        compute. Drops every cached page that no running request reads, and the copies to L2 and L3 that have
+        not begun. The holds of sessions end."""
         self._tick(now)
         for seq in self._s.running:
             seq.private = True
@@ -247,7 +271,7 @@ class Kernel:
 
     @property
     def tier_counters(self) -> tuple[HostCounters, PrefetchCounters]:
-        """Pages by link, and what became of fetches; all zero without those tiers."""
+        """(pages by link, what became of fetches); all zero without those tiers."""
         s = self._s
         return (
             s.host.counters if s.host is not None else HostCounters(),
@@ -274,8 +298,8 @@ class Kernel:
         return self._s.running_count, len(self._s.queue) + self._s.parked
 
     def status(self, now: float | None = None) -> Status:
-        """Gauges at the time `now`, None = the last call's: a session's hold whose time is up protects
-        nothing, also where no plan has ended it yet. Changes nothing."""
+        """Gauges at the time `now`; None = the time of the last call. A session's hold whose time is up
+        counts as ended even if no plan has ended it yet. Changes nothing."""
         s = self._s
         back = s.sessions.expired(s.now if now is None else now)
         l1 = s.l1.occupancy()
@@ -288,13 +312,13 @@ class Kernel:
         )  # fmt: skip
 
     def waiting(self, now: float) -> Queue:
-        """How old the oldest waiting request is, and why the head of the queue does not start. Changes
-        nothing; computed when asked for."""
+        """How old the oldest waiting request is, and why the head of the queue does not start. It is computed
+        when asked for, and changes nothing."""
         return self._reader.read(now)
 
     def check(self) -> None:
-        """Verify conservation page by page, and that nothing is remembered of ended requests. Raises
-        ProtocolError. Costs a walk over all pages: for tests and for idle moments."""
+        """Raise ProtocolError unless pages are conserved, page by page, and nothing is remembered of ended
+        requests. It walks over all pages, so it is for tests and for idle moments."""
         s = self._s
         s.l1.check(page for seq in s.running for page in seq.owned)
         s.tables.windows.check(s.running, s.sessions.tails())

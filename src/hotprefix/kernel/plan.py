@@ -1,9 +1,11 @@
 """What the kernel hands out and takes back. Owns: the frozen records at the kernel's edge.
 
-Rules: a driver executes a `StepPlan` and answers with one `StepOutcome`; it decides nothing about
-pages. Chunks appear decodes first. Everything is comparable by value, so two drivers' plans can be
-compared with `==` (the parity test). A decode about which nothing is to be decided costs nothing but its
-place in a count, until a driver asks for its chunk (`Chunks`).
+Rules:
+1. A driver executes a `StepPlan` and answers with one `StepOutcome`. It decides nothing about pages.
+2. Chunks appear decodes first.
+3. Everything is comparable by value, so two drivers' plans can be compared with `==` (the parity test).
+4. A decode about which nothing is to be decided is only counted, until a driver asks for its chunk
+   (`Chunks`).
 """
 
 from __future__ import annotations
@@ -18,11 +20,17 @@ from hotprefix.errors import ProtocolError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.request import RequestId
 
-UNBOUNDED = 1 << 30  # repeats of a plan, where nothing sets an end to them
+UNBOUNDED = 1 << 30  # a number of repeats or passes to which nothing sets an end
 
 
 class Finish(StrEnum):
-    """Why a request ended."""
+    """Why a request ended.
+
+    STOP: a sampled token ended it (end of sequence, or a stop string).
+    LENGTH: it has all the outputs that it asked for.
+    ABORT: it was aborted.
+    ERROR: its steps failed too often, or no token could be sampled for it.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -33,11 +41,14 @@ class Finish(StrEnum):
 class Chunk(NamedTuple):
     """Positions [start, start + n) of one request to compute in this step; n = len(tokens) / 4.
 
-    slot: row in [0, max_running) that is this request's while it runs. table: page ids from page
-    index `table_from` on; entries before it are as in this slot's earlier chunks (an admission has
-    table_from 0). The table covers exactly the positions up to the chunk's end. samples: the last
-    position's logits are wanted and one token is to be sampled. prefill: positions below the prompt's
-    (or, after a retraction, the known text's) end.
+    slot: the request's row in the batch, in [0, max_running), while it runs.
+    tokens: the tokens of these positions, int32 bytes.
+    table_from: index of the first page that `table` tells. The pages before it are as in this row's earlier
+    chunks; the first chunk after an admission has 0.
+    table: page ids from page index `table_from` on. With the earlier ones they cover exactly the positions
+    up to the chunk's end.
+    samples: the last position's logits are wanted, and one token is to be sampled from them.
+    prefill: the chunk begins below the end of the prompt, or, after a retraction, of the text known then.
     """
 
     request: RequestId
@@ -55,10 +66,14 @@ class Chunk(NamedTuple):
 
 
 class Chunks(Sequence[Chunk]):
-    """A step's chunks, decodes first. written: those that the kernel wrote out, the first
-    `leading` of them among the decodes. inside: how many more there
-    are, all decodes that neither need nor complete a page; `reach` is the sum of their starts. A driver that
-    looks at each chunk has them all written then, once; they stay what they were planned to be."""
+    """A step's chunks, decodes first. If a driver looks at single chunks, all of them are written out then,
+    once, as they were planned.
+
+    written: the chunks that the kernel has written out, one-position chunks first, then prefills.
+    leading: how many of these have one position and stand among the decodes.
+    inside: how many more chunks there are. All of them are decodes that neither need nor complete a page.
+    reach: the sum of the start positions of those.
+    """
 
     __slots__ = ("_all", "_merge", "inside", "leading", "reach", "written")
 
@@ -70,7 +85,7 @@ class Chunks(Sequence[Chunk]):
         leading: int = 0,
         merge: Callable[[], tuple[Chunk, ...]] | None = None,
     ) -> None:
-        """merge: writes all chunks out, in order; None where `written` is all."""
+        """merge: writes all chunks out, in order; None if `written` is all."""
         self.written, self.inside, self.reach, self.leading = written, inside, reach, leading
         self._merge = merge
         self._all = written if merge is None else None
@@ -115,7 +130,13 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Nothing could run though requests wait: the numbers that say why (pages)."""
+    """Nothing could run although requests wait: the numbers that say why, in pages.
+
+    head: the request that is tried first.
+    need: what the head will hold at the end of its reserved outputs.
+    free, evictable, protected, owned: the pages of L1 by state.
+    capacity: their sum.
+    """
 
     head: RequestId
     need: int
@@ -127,10 +148,16 @@ class Stall:
 
 
 class Hindrance(StrEnum):
-    """Why the head of the queue does not start. retry: the requests of a failed step run alone first. rows:
-    the running batch is full. storage: it waits for its pages from L3. step: it waits for pages that the
-    step in flight computes. pages, frames: it does not fit. budget: it fits, and starts as soon as a step
-    has tokens left for it."""
+    """Why the head of the queue does not start.
+
+    RETRY: the requests of a failed step run alone first.
+    ROWS: the running batch is full.
+    STORAGE: it waits for its pages from L3.
+    STEP: it waits for pages that the step in flight computes.
+    PAGES: its pages do not fit.
+    FRAMES: its frames in a layer group do not fit.
+    BUDGET: it fits, and starts as soon as a step has tokens left for it.
+    """
 
     RETRY = "retry"
     ROWS = "rows"
@@ -143,10 +170,17 @@ class Hindrance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The waiting request that is tried first, and why it does not start though others may; pages. It fits if
-    need - shared + owed <= free + evictable. need: what it will hold at the end of its reserved outputs.
-    shared: the part of that which others protect already. owed: what running requests lack of theirs.
-    waited: seconds since it arrived."""
+    """The waiting request that is tried first, and why it does not start. Counts are pages. It fits if
+    need - shared + owed <= free + evictable.
+
+    hindrance: why it does not start.
+    waited: seconds since it arrived.
+    need: what it will hold at the end of its reserved outputs.
+    shared: the part of `need` that is protected already, by other requests or by holds.
+    owed: what running requests lack of what they will hold.
+    free, evictable, protected, owned: the pages of L1 by state.
+    capacity: their sum.
+    """
 
     request: RequestId
     hindrance: Hindrance
@@ -163,8 +197,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The waiting requests at a moment. oldest: seconds since the arrival of the first of those that were
-    never admitted; head: the one that is tried first; both None where there is none."""
+    """The waiting requests at a moment.
+
+    oldest: seconds since the first arrival among those that were never admitted; None if there is none.
+    head: the request that is tried first; None if none waits.
+    """
 
     oldest: float | None
     head: Head | None
@@ -172,7 +209,8 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy one page's KV of every layer between L1 and L2 (which way: by the field it stands in)."""
+    """Copy one page's KV of every layer from page `source` to page `target`. In `StepPlan.saves` the source
+    is in L1 and the target in L2, in `StepPlan.restores` the other way round."""
 
     source: int
     target: int
@@ -180,9 +218,11 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class PageFrame:
-    """From this step on, layer group `group` has `page` in `frame` of its own pool. Chunks' tables name
-    pages; a group reads and writes each in the frame it was given last. Pages before a chunk's window
-    have none that may be read."""
+    """From this step on, layer group `group` has `page` in `frame` of its own pool.
+
+    Chunks' tables name pages. A group reads and writes each page in the frame that the page was given last. A
+    page before a chunk's window has no frame that may be read.
+    """
 
     group: int
     page: int
@@ -191,9 +231,13 @@ class PageFrame:
 
 @dataclass(frozen=True, slots=True)
 class StorePage:
-    """Write one L2 page to L3 under its key, in the background. Its bytes are to be read out before the
-    plan's copies run: the page may be given to another prefix by then (rule 35). parent: the key of
-    the page before it, None for the first page of a prefix."""
+    """Write one L2 page to L3 in the background. Its bytes must be read out before the plan's copies run,
+    because these may give the page to another prefix (rule 35).
+
+    key: the page's name in L3.
+    page: the L2 page.
+    parent: the key of the page before it; None for the first page of a prefix.
+    """
 
     key: bytes
     page: int
@@ -202,8 +246,12 @@ class StorePage:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read pages from L3 in the background; answer with `Kernel.transfer_done`. request: the first that
-    wants them."""
+    """Read pages from L3 in the background, and answer with `Kernel.transfer_done`.
+
+    id: the fetch's number.
+    keys: of the pages, in the order of the prefix.
+    request: the first request that wants them.
+    """
 
     id: int
     keys: tuple[bytes, ...]
@@ -211,14 +259,24 @@ class Fetch:
 
 
 class StepPlan(NamedTuple):
-    """One step. In this order: note `frames`, start `fetches`, give up `cancels`, read out `stores` (from
-    L2), copy `saves` (L1 to L2), copy `restores` (L2 to L1), run `chunks` as one forward pass, mark each
-    chain of `touches` (page keys, root first) as just used in L3. An `empty` plan has nothing to execute and
-    is not committed; its fetches, cancels and touches are to be carried out all the same.
+    """One step. A driver carries it out in this order:
+    1. note `frames`;
+    2. start `fetches`, give up `cancels` (fetches by number);
+    3. read out `stores` (from L2);
+    4. copy `saves` (L1 to L2), then `restores` (L2 to L1);
+    5. run `chunks` as one forward pass;
+    6. mark each chain of `touches` (page keys, root first) as just used in L3.
+    An `empty` plan has nothing to execute and is not committed; its fetches, cancels and touches are to be
+    carried out all the same.
 
-    repeat: how many times in all the forward pass may be run before the next plan, each time for the position
-    after the last and the token sampled there: so long nothing would be decided in between. 1 unless
-    every chunk is a decode. A driver may stop after any number of times; one that runs once is right."""
+    step: the number of the planning pass.
+    admissions: the requests that start running with this step.
+    retracted: the requests that this pass sent back to the queue.
+    stall: why nothing runs although requests wait; None if something runs or none waits.
+    repeat: how many times in all the forward pass may run before the next plan. Each further run computes,
+    for every request, the position after its last one, with the token that was sampled there. Nothing would
+    be decided in between. It is 1 unless every chunk is a decode. A driver may stop after any of the runs.
+    """
 
     step: int
     chunks: Chunks = Chunks()
@@ -245,8 +303,11 @@ class StepPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """Tokens that a driver knows beforehand, or keeps. read(request, first, count): the request's sampled
-    tokens [first, first + count), int32 bytes; asked for when the kernel needs them."""
+    """Tokens that a driver knows beforehand, or keeps.
+
+    read(request, first, count): returns the request's sampled tokens [first, first + count) as int32 bytes.
+    It is called when the kernel needs them.
+    """
 
     read: Callable[[RequestId, int, int], bytes]
 
@@ -255,8 +316,8 @@ Sampled = Mapping[RequestId, int | bytes] | Transcript
 
 
 def said(sampled: Sampled, request: RequestId, first: int, count: int) -> bytes:
-    """The `count` tokens that a step sampled for a request that had said `first` before. Raises ProtocolError
-    where a transcript has them not."""
+    """The `count` tokens that a step sampled for a request, as int32 bytes. first: how many tokens were
+    sampled for the request before. Raises ProtocolError if the transcript lacks any of them."""
     if isinstance(sampled, Transcript):
         words = sampled.read(request, first, count)
         if len(words) != count * tk.TOKEN_BYTES:
@@ -267,12 +328,17 @@ def said(sampled: Sampled, request: RequestId, first: int, count: int) -> bytes:
 
 
 class StepOutcome(NamedTuple):
-    """What came of a plan. ok: the forward pass ran, `repeats` times. sampled: for each chunk with
-    `samples` one token, or where repeats > 1 that many, int32 bytes. stopped: requests whose last
-    sampled token ended them (end of sequence, stop string).
-    restore_s: seconds the plan's restores took, 0 where there were none or nobody measured.
-    failed: requests whose forward pass ran but for which no token could be sampled, and why. They end
-    with that error; their KV is good, and the others of the step keep their tokens."""
+    """What came of a plan.
+
+    ok: the forward pass ran, `repeats` times; False takes the whole step back.
+    sampled: for each chunk with `samples` one token, or, if repeats > 1, as many, as int32 bytes.
+    stopped: requests whose last sampled token ended them (end of sequence, stop string).
+    error: why the step failed.
+    restore_s: seconds that the plan's restores took; 0 if there were none or they were not measured.
+    repeats: how often the forward pass ran, at most `StepPlan.repeat`.
+    failed: requests whose forward pass ran but for which no token could be sampled, and why. They end with
+    that error. Their KV is good, and the other requests of the step keep their tokens.
+    """
 
     ok: bool = True
     sampled: Sampled = MappingProxyType({})
@@ -284,11 +350,18 @@ class StepOutcome(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What one request gained from a commit (or an abort). token: the last sampled token, None where the
-    step only prefilled or the request ended without one. cached: prompt tokens first reused
-    (effective reuse, counted once), of which host and storage came from L2 and L3 (the rest from L1).
-    computed: positions computed for it so far, of which recomputed a second time. outputs: tokens sampled for
-    it so far. finish: set exactly once per request. said: all sampled tokens, int32 bytes, with `finish`."""
+    """What one request gained from a commit, or from an abort.
+
+    token: the last sampled token; None if the step only prefilled, or the request ended without one.
+    finish: why it ended; set exactly once per request, in its last progress.
+    cached: tokens that it has reused so far, each once (effective reuse).
+    computed: positions computed for it so far.
+    error: why it failed; None unless `finish` is ERROR.
+    host, storage: the parts of `cached` that came from L2 and from L3; the rest came from L1.
+    recomputed: the part of `computed` that was computed a second time.
+    outputs: tokens sampled for it so far.
+    said: all its sampled tokens, int32 bytes; empty unless `finish` is set.
+    """
 
     request: RequestId
     token: int | None

@@ -1,7 +1,9 @@
 """What a driver submits. Owns: `Request` and `Namespace`, both frozen.
 
-Rules: a namespace is typed and framed by its fields, never a concatenation, so two different ones
-can never be equal (docs/terms.md; rule 13). Token ids travel as bytes (`kernel.tokens`).
+Rules:
+1. A namespace is typed and framed by its fields, never a concatenation, so two different namespaces can never
+   be equal (rule 13).
+2. Token ids travel as bytes (`kernel.tokens`).
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What must be equal for KV to be reusable. `model` is the fingerprint of weights, config, dtype
-    and rope; `salt` isolates tenants (`cache_salt`, API key)."""
+    """What must be equal for KV to be reusable.
+
+    model: the fingerprint of weights, config, dtype and rope.
+    adapter, adapter_version: the adapter that is applied; None = none.
+    salt: isolates tenants (`cache_salt`, API key); None = shared by all that give none.
+    """
 
     model: str = ""
     adapter: str | None = None
@@ -30,8 +36,9 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class ContentSpan:
-    """Positions [start, stop) hold placeholder tokens for content (image, audio, embedding) whose
-    identity is `digest` (32 bytes, SHA-256), not its equal placeholder ids (rule 14)."""
+    """Positions [start, stop) hold placeholder tokens for content (an image, audio, an embedding). The
+    content is identified by `digest` (32 bytes, SHA-256), not by its placeholder ids, which are equal for all
+    content (rule 14)."""
 
     start: int
     stop: int
@@ -42,14 +49,21 @@ class ContentSpan:
 class Request:
     """One generation to run.
 
-    tokens: prompt, int32 bytes, at least one. max_tokens: outputs at most, >= 0; with 0 the prompt is
-    computed, and what is sampled at its end is nobody's. priority: smaller runs first. reuse_limit:
-    leading prompt tokens that may come from the cache (0 where every prompt position's logits are
-    wanted); None = as many as match. cache_key: what identifies the prompt in the cache; equal to
-    `tokens` unless `content_key` made another. share_limit: leading tokens that may be published (None =
-    all). session: when the request ends well, its pages stay protected for at most `hold_s` seconds or
-    until the session's next request takes them over. next_use_s: predicted seconds from this request's
-    end to the session's next one, >= 0 (eviction `reuse`); None = nobody is expected.
+    id: unique among the requests that have not ended.
+    tokens: the prompt, int32 bytes, at least one token.
+    max_tokens: outputs at most, >= 0. With 0 the prompt is computed and the token sampled at its end dropped.
+    namespace: see `Namespace`.
+    priority: smaller is more important.
+    reuse_limit: leading prompt tokens that may come from the cache. 0 if the logits of every prompt position
+    are wanted; None = as many as match.
+    share_limit: leading tokens that may be published; None = all.
+    cache_key: what identifies the prompt in the cache, as many bytes as `tokens`. None = the tokens do;
+    otherwise `content_key` made it.
+    session: the session to which the request belongs; None = none.
+    hold_s: how long, in seconds, the session keeps this request's pages protected after it ended well, at
+    most; the session's next request ends that earlier.
+    next_use_s: predicted seconds from this request's end to the session's next one, >= 0 (eviction `reuse`);
+    None = no next one is expected.
     """
 
     id: RequestId
@@ -76,13 +90,13 @@ class Request:
 def content_key(tokens: bytes, spans: Iterable[ContentSpan], page_size: int) -> tuple[bytes, int | None]:
     """Cache key and share limit of a prompt with non-text content.
 
-    In each page in which a span starts, the first 8 ids of the key give way to a SHA-256 of those ids and
-    of every span that starts in the page (where, how long, its digest). A page is matched as a whole
-    and after all pages before it, so nothing of a span can match without all 32 bytes, wherever in
-    the page it starts; text in the pages before is still shared. Where the page has no room for a digest
-    (page_size < 8, or fewer than 8 ids of the prompt in it) nothing is shared from that page on: a
-    miss, never a wrong hit. Returns (key, share_limit). Raises ValueError where a digest is not 32 bytes
-    or a span lies outside the prompt.
+    In each page in which a span starts, the first 8 ids of the key are replaced by a SHA-256 of those ids and
+    of every span that starts in the page (where it starts, where it stops, its digest). A page is matched as
+    a whole, and only after all pages before it. So no part of a span can match unless all 32 bytes do,
+    wherever in the page it starts; text in the pages before is still shared. If the page has no room for a
+    digest (page_size < 8, or fewer than 8 ids of the prompt in it), nothing is shared from that page on: a
+    miss, never a wrong hit. Returns (key, share_limit). Raises ValueError if a digest does not have 32 bytes,
+    or if a span lies outside the prompt.
     """
     key = bytearray(tokens)
     limit: int | None = None

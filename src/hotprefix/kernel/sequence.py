@@ -1,10 +1,15 @@
 """One request's mutable state inside the kernel. Owns: `Sequence` and its phases.
 
-Rules: `known` tokens, `length` of them, are the prompt and what was sampled (`last` is the last of them);
-the first `computed` have KV. What remains is computed in chunks; the chunk that reaches the end of `known`
-samples. So prefill, decode and re-computation after a retraction are one rule, not three. The first
-`shared` pages of the table are the tree's (protected by `handle`), the rest are owned by this sequence
-alone.
+Rules:
+1. The known tokens are the prompt and what was sampled; there are `length` of them. The first `computed` have
+   KV. The rest is computed in chunks, and the chunk that reaches the end of the known tokens samples the
+   next. So prefill, decode and computing again after a retraction are one rule, not three.
+2. The first `shared` pages of the table are the tree's, protected by `handle`. The other pages are owned by
+   this sequence alone.
+
+Example: pages of 16, a prompt of 40 tokens, 32 of them found in the tree. At admission `length` = `target` =
+40, `computed` = 32, `shared` = 2. The first chunk computes positions 32 to 39 in an owned page and samples:
+`length` = 41, `computed` = 40. From then on each step computes one position.
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ from hotprefix.kernel.request import Request
 from hotprefix.kernel.sources import Taken
 
 
+# WAITING: in the queue. PARKED: outside the queue, behind its flight's leader. RUNNING: admitted. ENDED: its
+# last progress has been made; the kernel forgets it.
 class Phase(Enum):
     WAITING = "waiting"
     PARKED = "parked"
@@ -26,20 +33,66 @@ class Phase(Enum):
 
 
 class Sequence:
-    """See the module's rules. `target` is the number of known tokens at admission: what lies below it
-    is prefill. taken: tokens from the cache since the last commit. cached: effective reuse,
-    of positions it had never reached before; host and storage are the parts of it that came from
-    L2 and L3. seen: L1's publications when it arrived. held: the step since which it waits for pages that
-    others' steps make. saved: leading pages whose copy in L2 was seen to. fetch: the L3 fetch it waits for;
-    asked: L2's publications when it began to wait for one. highest: most positions ever reached;
-    recomputed: positions below it that were computed again.
-    shut: with which match, room given back and reserve it was found not to fit.
-    usable: what of `memo` all layer groups can go on from, with what it was derived from. windows: per
-    layer group, the first page index its window covers. started: whether a chunk was planned since its last
-    admission. place: grows from admission to admission, so that the running batch is in its order. since,
-    due: while it cruises (cruise.py), from and to which clock. private: the cache was flushed since its
-    admission, so nothing more of it is shared.
-    Times are the driver's clock, seconds."""
+    """See the module's rules. Times are the driver's clock, in seconds; counts are tokens unless said.
+
+    Identity:
+    request: what was submitted.
+    serial: grows from submission to submission; the order of arrival.
+    arrival: when it was submitted.
+
+    Progress:
+    phase: see `Phase`.
+    said: the sampled tokens, int32 bytes.
+    outputs: how many these are.
+    last: the last known token, 4 bytes.
+    length: known tokens, the prompt and `said`.
+    target: known tokens when it was queued last (the prompt, or more after a retraction); positions below it
+    are prefill.
+    target_key: what identifies the target in the cache, 4 bytes a token.
+    computed: leading positions that have KV in its table, computed or taken from the cache.
+    computed_total: positions computed for it so far, those computed again included.
+    highest: the most positions it has ever reached.
+    recomputed: positions below `highest` that were computed again.
+    started: whether a chunk was planned since its last admission.
+    executed: whether a prefill step of it has run.
+    aborted: an abort came while it was in the step in flight; it ends with that step's commit.
+
+    Cache:
+    table: page ids in the order of its positions.
+    shared: how many leading pages of the table are the tree's.
+    handle: the node that its persistent pin protects; None unless it runs.
+    dirty_from: index of the first page of the table that no chunk has told the executor yet.
+    windows: for each layer group, the index of the first page that its window holds.
+    private: the cache was flushed since its admission, so no further page of it is shared.
+    memo: the match that was found last; None before the first lookup.
+    usable: (the longest match, the windows' changes then, as much of that match as every layer group can go
+    on from); None unless there are layer groups.
+    matched_at_enqueue: tokens that L1 held of its prompt when it arrived.
+    seen: L1's count of publications when it arrived; pages published later were not part of that hit.
+    taken: what it took from the cache since its last prefill chunk was committed.
+    cached: tokens reused, each position once (effective reuse).
+
+    Tiers:
+    host: the part of `cached` whose final source is L2.
+    storage: the part of `cached` whose final source is L3.
+    saved: leading pages for which a copy in L2 has been arranged.
+    fetch: the number of the L3 fetch that it waits for; None if it waits for none.
+    fetch_decided: it need not be decided (again) whether to fetch for it.
+    asked: L2's count of publications when it joined a fetch; None if it never did.
+
+    Scheduling:
+    slot: its row in the batch, -1 unless it runs.
+    place: grows from admission to admission; the running batch is in this order.
+    held: the step since which it waits for pages that other requests' steps compute; None if it does not.
+    shut: (match, rooms given back, reserve's share) when it last failed to fit. While all three are unchanged
+    it need not be tried again. None if nothing is known.
+    overtaken: how often a later request was admitted before it.
+    retractions: how often it was retracted.
+    failures: how many steps of it have failed since it last got past a failure.
+    suspect_until: the position past which a suspect of a failed step is trusted again.
+    since: the cruise's clock up to which its own fields are right; None unless it cruises (cruise.py).
+    due: the cruise's clock at which it has to leave; valid only while it cruises.
+    """
 
     __slots__ = (
         "aborted", "arrival", "asked", "cached", "computed", "computed_total", "dirty_from", "due",
@@ -99,7 +152,7 @@ class Sequence:
 
     @property
     def pin(self) -> Node:
-        """The handle of a running sequence."""
+        """The node that a running sequence's pin protects. Raises ProtocolError if it has none."""
         if self.handle is None:
             raise ProtocolError(f"request {self.request.id} holds no pin")
         return self.handle
@@ -119,7 +172,8 @@ class Sequence:
 
     @property
     def reuse_limit(self) -> int:
-        """Leading tokens that may come from the cache: one is always computed, for its logits."""
+        """Leading tokens that may come from the cache. The last one is always computed, because its logits
+        are needed (rule 10)."""
         limits = (self.target - 1, self.request.reuse_limit, self.request.share_limit)
         return min(limit for limit in limits if limit is not None)
 
@@ -143,17 +197,19 @@ class Sequence:
         return _cut(self.request.tokens, self.said, start * tk.TOKEN_BYTES, stop * tk.TOKEN_BYTES)
 
     def key(self, start: int, stop: int) -> bytes:
-        """What identifies positions [start, stop) in the cache."""
+        """The bytes that identify positions [start, stop) in the cache, 4 a token."""
         return _cut(self.request.key, self.said, start * tk.TOKEN_BYTES, stop * tk.TOKEN_BYTES)
 
     def key_at(self, start: int, stop: int) -> tuple[bytes, int]:
-        """As `key`, but within a longer one, and the byte where it begins there: a prompt's is not copied."""
+        """(bytes, begin): the key of positions [start, stop) is found in `bytes` from byte `begin` on. A key
+        inside the prompt is not copied: `bytes` is then the whole prompt's."""
         if stop * tk.TOKEN_BYTES <= len(self.request.key):
             return self.request.key, start * tk.TOKEN_BYTES
         return self.key(start, stop), 0
 
     def append(self, sampled: int | bytes) -> int:
-        """One sampled token, or several, become known; the last, returned, has no KV yet (rule 9)."""
+        """Make sampled tokens known: one as an int, or several as int32 bytes. Returns the last of them,
+        which has no KV yet (rule 9)."""
         words = sampled if isinstance(sampled, bytes) else tk.word(sampled)
         self.said += words
         count = len(words) // tk.TOKEN_BYTES
@@ -163,7 +219,7 @@ class Sequence:
         return tk.last(self.last)
 
     def restart(self) -> None:
-        """Back to waiting with everything known so far as the new prefill target."""
+        """Wait again, with everything known so far as the new prefill target."""
         self.phase = Phase.WAITING
         self.target = self.length
         self.target_key = self.request.key + self.said
@@ -181,7 +237,7 @@ class Sequence:
 
 
 def _cut(prompt: bytes, said: bytearray, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of a prompt and what follows it; a long prompt is never copied to be added to."""
+    """Bytes [start, stop) of `prompt + said`, without building that sum: a prompt may be long."""
     end = len(prompt)
     if stop <= end:
         return prompt[start:stop]

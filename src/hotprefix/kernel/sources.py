@@ -2,16 +2,26 @@
 counts reuse, computation and retention.
 
 Rules:
-- A position counts once per request: when a step that ran reaches it for the first time, as reused or as
-  computed. What a retracted request takes or computes again below that is work done again, never reuse.
-- A reused token has one final source, by where its page was when the step was planned in which the request
-  took it. In L1, or computed by another request of that very step: the device. Copied to L1 in that step, for
-  this request or for another (or in one whose end the request had to wait for): the host; and storage, if
-  the page came to the host from there while this request waited for a fetch, its own or a shared one.
-- The arrival's hit is what L1 held of a prompt when its request arrived: the first `hit` tokens. Those whose
-  very pages (the page and its publication) are still there at first use are retained, the others were lost:
-  regained (in L1 again, because others computed or restored them meanwhile), restored from host or storage,
-  or recomputed by the request itself. The five parts of a hit add up to what of it has been reached.
+1. A position counts once per request: as reused or as computed, when a step that ran reaches it for the first
+   time. What a retracted request takes or computes again below that is work done again, never reuse.
+2. A reused token has one final source. It depends on where its page was when the step was planned in which
+   the
+   request took it:
+   - the device, if the page was in L1 or was computed by another request of that very step;
+   - the host, if the page was copied to L1 in that step (or in one for whose end the request had to wait),
+     for this request or for another;
+   - storage, if it was copied so, and had come to the host from L3 while this request waited for a fetch, its
+     own or a shared one.
+3. The arrival's hit is what L1 held of a prompt when its request arrived: the first `hit` tokens. At first
+   use they are split. *Retained* are those whose very pages (the same page and publication) are still there.
+   The
+   others were lost: they are *regained* (in L1 again, computed or restored for other requests), *restored*
+   from host or storage, or *recomputed* by the request itself. These five parts add up to the part of the hit
+   that the request has reached.
+
+Example: L1 held 64 tokens when the request arrived. When it starts, 32 of them are still there, 16 come from
+L2
+and 16 are computed: retained 32, restored_host 16, recomputed 16.
 """
 
 from __future__ import annotations
@@ -22,7 +32,7 @@ from typing import NamedTuple
 
 
 class Source(StrEnum):
-    """L1, L2, L3."""
+    """DEVICE: L1. HOST: L2. STORAGE: L3."""
 
     DEVICE = "device"
     HOST = "host"
@@ -30,8 +40,8 @@ class Source(StrEnum):
 
 
 class Taken(NamedTuple):
-    """Tokens [start, stop) that a request takes from the cache. same: from the very pages that L1 held of its
-    prompt when it arrived."""
+    """Tokens [start, stop) that a request takes from the cache. same: they lie in the very pages that L1 held
+    of its prompt when it arrived."""
 
     start: int
     stop: int
@@ -42,9 +52,10 @@ class Taken(NamedTuple):
 class Use(NamedTuple):
     """What one chunk of prefill, and what was taken before it, came to; tokens, each once.
 
-    device, host, storage: reused, by final source. prompt, outputs: positions computed, of the prompt and of
-    what was sampled before a retraction; again_prompt, again_outputs: those of them that the request had had
-    before. retained, regained, restored_host, restored_storage, recomputed: parts of the arrival's hit.
+    device, host, storage: tokens reused, by final source.
+    prompt, outputs: positions computed, of the prompt and of what was sampled before a retraction.
+    again_prompt, again_outputs: those of them that the request had had before.
+    retained, regained, restored_host, restored_storage, recomputed: the parts of the arrival's hit (rule 3).
     """
 
     device: int = 0
@@ -70,13 +81,18 @@ class Use(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """Of the arrival's hit, what L1 did not keep."""
+        """The part of the arrival's hit that L1 did not keep."""
         return self.regained + self.restored_host + self.restored_storage + self.recomputed
 
 
 def used(taken: Iterable[Taken], start: int, stop: int, reached: int, prompt: int, hit: int) -> Use:
-    """A chunk computes positions [start, stop), behind what was `taken` since the request's last chunk.
-    reached: positions that it has had before; prompt: its length; hit: of the arrival."""
+    """What a chunk that computes positions [start, stop) came to, with what was taken before it.
+
+    taken: what the request took from the cache since its last chunk.
+    reached: how many leading positions the request has had before.
+    prompt: the prompt's length.
+    hit: the length of the arrival's hit.
+    """
     device = host = storage = retained = regained = lost_host = lost_storage = 0
     for part in taken:
         first = max(part.start, reached)

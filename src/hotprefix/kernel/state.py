@@ -1,7 +1,9 @@
 """Everything one kernel remembers. Owns: the shared state, and the only transitions between phases.
 
-Rules: a sequence is admitted, retracted and ended here and nowhere else, so every pin, page, slot and
-flight place it holds is returned on every path. Ended sequences are forgotten.
+Rules:
+1. A sequence is admitted, retracted and ended here and nowhere else, so on every path its pin, pages, row and
+   place in a flight are returned (rule 5).
+2. An ended sequence is forgotten.
 """
 
 from __future__ import annotations
@@ -29,9 +31,39 @@ from hotprefix.kernel.sources import Source, Taken
 
 
 class State:
-    """See the module's rules. preempts: waiting requests may push less important running ones aside.
-    checkpoints: chunks must stop at a prompt's last page boundary, where a recurrent state is kept. awake:
-    running sequences that do not cruise, in the order of admission. host, prefetch: those of `tiers`."""
+    """See the module's rules.
+
+    Settings:
+    config: as given.
+    rules: when computed pages can be found by others (publish.py).
+    preempts: a waiting request may displace less important running ones.
+    checkpoints: a chunk must stop at the last page boundary of a prompt, where a recurrent state is kept.
+
+    Clocks and counts:
+    now: the time of the kernel's latest call, seconds.
+    planned_at: the time at which the plan in flight was made.
+    step: the number of planning passes so far.
+    counters: see `Counters`.
+    emit: takes the events.
+
+    Requests:
+    sequences: every request that has not ended, by id.
+    queue: those that wait.
+    parked: how many wait behind a flight's leader, outside the queue.
+    awake: running sequences that do not cruise, in the order of admission.
+    cruise: running sequences about which nothing is to be decided for a while.
+    suspects: the requests of failed steps that are not past the point of failure, by id.
+    slots: the free rows of the batch.
+    reserve: the share of outputs that an admission leaves room for.
+
+    The cache:
+    l1: its pages and prefix trees.
+    tables: what running sequences hold of it.
+    sessions: the pins that ended requests left for their sessions' next ones.
+    flights: who computes a prompt that several requests need; None unless the flight is an exact one.
+    tiers: what lies below L1; None without an L2.
+    host, prefetch: those of `tiers`; None if there are none.
+    """
 
     def __init__(self, config: KernelConfig, capabilities: Capabilities, emit: ev.Emitter) -> None:
         self.config = config
@@ -66,13 +98,14 @@ class State:
 
     @property
     def running(self) -> list[Sequence]:
-        """All running sequences in the order of admission, up to date."""
+        """All running sequences in the order of admission. Fields of those that cruise are brought up to date
+        first."""
         self.cruise.settle()
         return self._running
 
     @property
     def given_back(self) -> tuple[int, int]:
-        """Changes whenever room may have been gained in L1."""
+        """A pair of counts that changes whenever room may have been gained in L1."""
         return self.tables.given_back, self.l1.tree.unprotected
 
     @property
@@ -80,11 +113,12 @@ class State:
         return len(self._running)
 
     def is_end(self, node: Node) -> bool:
-        """Whether what a running sequence shares ends with this node: its next page will hang there."""
+        """Whether the shared part of any running sequence ends with this node. Its next page will be hung
+        there."""
         return any(seq.handle is node for seq in self._running)
 
     def wake_up(self, seqs: list[Sequence]) -> None:
-        """Sequences have left the cruise and go on running."""
+        """Put sequences that have left the cruise back among those awake."""
         for seq in seqs:
             insort(self.awake, seq, key=_place)
 
@@ -96,7 +130,7 @@ class State:
     # -- entering ---------------------------------------------------------------------------------
 
     def enter(self, seq: Sequence) -> None:
-        """A submitted sequence waits, or is parked behind its flight's leader."""
+        """Let a submitted sequence wait, or park it behind its flight's leader."""
         self.sequences[seq.request.id] = seq
         match = self.tables.lookup(seq) if self.config.prefix_cache else None
         seq.matched_at_enqueue = (match.pages - match.planned) * self.config.page_size if match else 0
@@ -121,7 +155,7 @@ class State:
         return self.flights.join(request.id, (request.namespace, request.key))
 
     def wake(self, woken: list[RequestId]) -> None:
-        """Followers whose wait is over queue up at their arrival's place."""
+        """Put followers whose wait is over into the queue, each at the place of its arrival."""
         for request in woken:
             seq = self.sequences[request]
             seq.phase = Phase.WAITING
@@ -129,13 +163,15 @@ class State:
             self.queue.add(seq)
 
     def waits_for_storage(self, seq: Sequence) -> bool:
-        """Whether a waiting sequence is not to be admitted yet, because its pages are on their way."""
+        """Whether a waiting sequence is not to be admitted yet, because its pages are on their way from
+        L3."""
         return self.prefetch is not None and self.prefetch.must_wait(seq, self.now)
 
     # -- admission and retraction -----------------------------------------------------------------
 
     def admit(self, seq: Sequence, match: Match | None) -> None:
-        """Take a slot and the persistent pin."""
+        """Let a waiting sequence run: it gets a row and a persistent pin, and takes over the pages of `match`
+        (None: it takes none)."""
         self.queue.admitted(seq)
         seq.phase = Phase.RUNNING
         seq.slot = self.slots.pop()
@@ -157,12 +193,13 @@ class State:
             self._note_restore(seq, restored, self.tiers)
 
     def take_over(self, seq: Sequence, match: Match) -> None:
-        """Use the tree's pages up to the end of a match instead of computing them, and note where each comes
-        from (sources.py)."""
+        """Let a running sequence use the tree's pages up to the end of a match instead of computing them, and
+        note where each page comes from (sources.py)."""
         before, start, page = seq.shared, seq.computed, self.config.page_size
         if not self.tables.adopt(seq, match):
             return
-        # A page of the arrival's hit that is still there was published before that; so were all above it.
+        # Pages of the arrival's hit that have stayed were published before the arrival. If one page of the
+        # prefix was, so were all before it; hence the bisection.
         seen = min(seq.matched_at_enqueue // page, seq.shared)
         same = bisect_right(seq.table, seq.seen, before, seen, key=self.l1.pool.published.__getitem__)
         if same > before:
@@ -175,7 +212,7 @@ class State:
                 self.tiers.took(seq, start, self.step)
 
     def _note_restore(self, seq: Sequence, count: int, tiers: LowerTiers) -> None:
-        """The last `count` pages that a sequence shares are copied from L2 in the step being planned."""
+        """Note that the step being planned copies the last `count` pages that a sequence shares from L2."""
         self.note_published(seq, count, planned=True)
         if self.emit.wants(ev.RestoreStarted):
             first = seq.shared - count
@@ -184,7 +221,7 @@ class State:
             self.emit(ev.RestoreStarted(self.now, seq.request.id, first, pages, fetches))
 
     def _note_admission(self, seq: Sequence, resident: int) -> None:
-        """What only is planned now is not resident yet."""
+        """Tell of an admission. resident: tokens of the match; pages that are only planned do not count."""
         if self.emit.wants(ev.Admitted):
             waited = self.now - seq.arrival
             copied = dict.fromkeys(Source, 0)
@@ -198,7 +235,8 @@ class State:
             )  # fmt: skip
 
     def retract(self, seq: Sequence, reason: str) -> None:
-        """Back to the queue; complete computed pages stay in the cache as long as they last."""
+        """Send a running sequence back to the queue. Its complete computed pages stay in the cache as long as
+        they last."""
         self._leave_pages(seq)
         lost = seq.computed
         seq.retractions += 1
@@ -210,8 +248,11 @@ class State:
             self.emit(ev.Retracted(self.now, seq.request.id, reason, lost))
 
     def _leave_pages(self, seq: Sequence) -> None:
-        """Return slot, pin and own pages. A sequence whose pin sits on planned pages has published all
-        it had computed before; those pages go with the failed step."""
+        """Publish what a running sequence has computed, and return its row, its pin and its own pages.
+
+        If its pin is on planned pages, their step has failed. It had published all that it had computed
+        before them, and the planned pages are taken back with that step.
+        """
         if seq.since is None:
             self.awake.remove(seq)
         else:
@@ -225,7 +266,8 @@ class State:
         self._running.remove(seq)
 
     def publish(self, seq: Sequence, tokens: int) -> None:
-        """Make the complete pages below `tokens` visible. What was only planned before is real by now."""
+        """Let the complete pages below position `tokens` be found by others. Pages that were planned before
+        are real by now."""
         self.tables.settled(seq)
         before = seq.shared
         added = self.tables.publish(seq, tokens)
@@ -235,7 +277,7 @@ class State:
             self.note_published(seq, added, planned=False)
 
     def note_published(self, seq: Sequence, added: int, *, planned: bool) -> None:
-        """The last `added` pages that a sequence shares are new in the tree."""
+        """Tell that the last `added` pages that a sequence shares are new in the tree."""
         if self.emit.wants(ev.Published):
             first = seq.shared - added
             pages = tuple(seq.table[first : seq.shared])
@@ -246,7 +288,8 @@ class State:
     def end(
         self, seq: Sequence, finish: Finish, token: int | None = None, error: str | None = None
     ) -> Progress:
-        """The one exit of every request: all it holds is returned and it is forgotten."""
+        """The one exit of every request: return all that it holds, forget it, and give its terminal notice.
+        token: the last one sampled, if the step sampled one."""
         if seq.phase is Phase.RUNNING:
             if finish in (Finish.STOP, Finish.LENGTH):
                 self._prepare_next(seq)
@@ -270,8 +313,9 @@ class State:
         return progress_of(seq, token, finish, error)
 
     def _prepare_next(self, seq: Sequence) -> None:
-        """The session's next request is expected where this one ends; and, where the request asks for it, its
-        session keeps a pin of its own on everything published."""
+        """Prepare for the next request of a well ended request's session. If its time was predicted (eviction
+        `reuse`), a use is expected at the end of what this request published. If the request asks for a hold,
+        its session keeps a pin of its own there."""
         request = seq.request
         wait = request.next_use_s if self.config.eviction is Eviction.REUSE else None
         hold = request.session if request.hold_s > 0 else None
@@ -282,7 +326,7 @@ class State:
             self.l1.tree.expect(seq.pin, Expected.after(self.now, wait))
         if hold is not None:
             handle = self.l1.tree.pin_again(seq.pin)
-            self.sessions.expire(self.now)  # what nobody may hold any more takes no room
+            self.sessions.expire(self.now)  # a hold whose time is up takes no room from this one
             key, tail = (request.namespace, hold), self.tables.windows.tail(seq)
             if not self.sessions.take(key, handle, seq.shared, self.now + request.hold_s, tail):
                 self.l1.tree.unpin(handle)
@@ -312,7 +356,7 @@ class State:
             )
 
     def release_flight(self, seq: Sequence) -> None:
-        """What the flight waited for is published."""
+        """Wake the followers if this sequence leads a flight: what they wait for is published."""
         if self.flights is not None and self.flights.leads(seq.request.id):
             self.wake(self.flights.release(seq.request.id))
 
@@ -328,7 +372,7 @@ def _place(seq: Sequence) -> int:
 def progress_of(
     seq: Sequence, token: int | None, finish: Finish | None = None, error: str | None = None
 ) -> Progress:
-    """What a driver is told about a request."""
+    """What a driver is told about a request; all sampled tokens are in it only if the request has ended."""
     return Progress(
         seq.request.id, token, finish, seq.cached, seq.computed_total, error, seq.host, seq.storage,
         seq.recomputed, seq.outputs, b"" if finish is None else bytes(seq.said),

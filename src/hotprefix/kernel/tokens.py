@@ -1,8 +1,10 @@
 """Token strings as bytes. Owns: the one representation of token ids inside the kernel.
 
-Rules: a token is four bytes, int32 little-endian; `bytes` because it is immutable, hashable and
-compared at memory speed (never in a Python loop over tokens). Executors turn it into
-arrays with `view`, which copies nothing.
+Rules:
+1. A token is four bytes, int32 little-endian.
+2. A run of tokens is `bytes`, because these are immutable, hashable and compared at memory speed, never in a
+   Python loop over tokens.
+3. Executors turn it into arrays with `view`, which copies nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ assert sys.byteorder == "little", "hotprefix stores token ids little-endian in h
 
 
 def encode(ids: Iterable[int]) -> bytes:
-    """Token ids -> bytes. Raises OverflowError where an id does not fit int32."""
+    """Token ids -> bytes. Raises OverflowError if an id does not fit int32."""
     return np.fromiter(ids, dtype=_DTYPE).tobytes()
 
 
@@ -34,7 +36,7 @@ def count(tokens: bytes | bytearray) -> int:
 
 
 def word(token: int) -> bytes:
-    """One token."""
+    """The four bytes of one token."""
     return token.to_bytes(TOKEN_BYTES, "little", signed=True)
 
 

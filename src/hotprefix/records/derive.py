@@ -1,10 +1,13 @@
 """From records to requests. Owns: `Derivation`, which follows each request through a log, and `RequestRow`.
 
-Rules (terms: docs/records.md): streaming; only open requests and the recent prefixes are remembered. Times
-are differences of one run's clock, in the order of events, so none is negative; what was not measured is
-None. What a request reused, computed, kept and lost is counted by the kernel alone (`kernel.sources.used`),
-in a record for each chunk of prefill that ran: here they are only summed, so a request that has not ended has
-its figures as far as it came. Reuse falls into the window of the step that first used it.
+Rules (terms: docs/records.md):
+1. Records are read as a stream; only open requests and recent prefixes are remembered.
+2. Times are differences of one run's clock, in the order of events, so none is negative. What was not
+   measured is None.
+3. What a request reused, computed, kept and lost is counted by the kernel alone (`kernel.sources.used`), in a
+   record for each chunk of prefill that ran. Here these are only summed, so a request that has not ended has
+   the figures of the chunks that ran.
+4. Reuse falls into the window of the step that first used it.
 """
 
 from __future__ import annotations
@@ -19,13 +22,33 @@ from hotprefix.records import schema as sc
 
 @dataclass(slots=True)
 class RequestRow:
-    """One request. Times in seconds from its arrival, which is by its run's clock; tokens. queue: to the
-    first admission; requeue: waits after retractions, summed. hit_loss: net L1 hit loss, may be negative.
-    device/host/storage: final sources of reuse. computed: prompt positions, of which again_prompt it had had
-    before a retraction; positions, recomputed_positions: the same of prompt and outputs. retained, regained,
-    restored_host, restored_storage, recomputed: what became of the tokens matched at enqueue; they add up to
-    them once the prompt is done. hot, heat: see `definitions.is_hot` and `Known`; None where the log lost
-    what was asked for. queue_depth: requests that waited for their first admission when it came."""
+    """One request. Counts are tokens, times seconds. None means not measured.
+
+    run: the engine process.
+    request: its id.
+    arrival: when it arrived, by the run's clock.
+    prompt_tokens: its prompt's length.
+    matched_at_enqueue: tokens that L1 held of its prompt then.
+    outcome: why it ended; "open" if the log does not hold its end.
+    hot, heat: see `definitions.is_hot` and `Known`; None if the log lost what was asked for.
+    queue_depth: how many requests waited for their first admission when it came.
+    prefix: the fingerprint of its first page.
+    queue_s: from its arrival to its first admission.
+    requeue_s: its waits after retractions, summed.
+    ttft_s: from its arrival to its first token.
+    total_s: from its arrival to its end.
+    matched_at_admission: tokens that L1 held of its prompt at its first admission.
+    hit_loss: net L1 hit loss; may be negative.
+    retained, regained, restored_host, restored_storage, recomputed: what became of the tokens matched at
+    enqueue; they add up to these once the prompt is done.
+    device, host, storage: tokens reused, by final source.
+    computed: prompt positions computed.
+    again_prompt: the part of `computed` that it had had before a retraction.
+    positions, recomputed_positions: the same two for prompt and outputs together.
+    outputs: sampled tokens.
+    retractions: how often it was retracted.
+    first_use: when its first chunk of prefill ran, by the run's clock.
+    """
 
     run: str
     request: str
@@ -61,7 +84,7 @@ class RequestRow:
 
     @property
     def ran_tokens(self) -> int | None:
-        """Prompt tokens, where the request ran at all."""
+        """The prompt's tokens if the request ran at all, else None."""
         return None if self.first_use is None else self.prompt_tokens
 
     @property
@@ -73,14 +96,14 @@ class RequestRow:
 
     @property
     def reached(self) -> int | None:
-        """Prompt tokens that it has got to, reused or computed: each once."""
+        """Prompt tokens that the request has reused or computed, each once."""
         if self.cached is None or self.computed is None or self.again_prompt is None:
             return None
         return self.cached + self.computed - self.again_prompt
 
     @property
     def lost(self) -> int | None:
-        """Of the tokens matched at enqueue, those that L1 did not keep until they were used."""
+        """The tokens matched at enqueue that L1 did not keep until they were used."""
         parts = (self.regained, self.restored_host, self.restored_storage, self.recomputed)
         return None if self.regained is None else sum(part or 0 for part in parts)
 
@@ -94,7 +117,8 @@ SUMMED = {
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that is taken or refused next. known: of its prompt."""
+    """A request that is taken or refused next. info: what was asked for. known: what was known of its
+    prompt."""
 
     info: sc.RequestInfo
     known: Known
@@ -102,7 +126,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended. waiting_since: None while it runs."""
+    """A request that has not ended. waiting_since: when it began to wait; None while it runs."""
 
     row: RequestRow
     waiting_since: float | None
@@ -110,7 +134,7 @@ class _Open:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over a log, exact."""
+    """Exact sums over a log."""
 
     runs: int = 0
     enqueued: int = 0
@@ -133,7 +157,8 @@ class Totals:
 
 @dataclass(slots=True)
 class LinkSum:
-    """What passed over one link. failures: pages that could not be moved, by reason."""
+    """What passed over one link. seconds: spent moving. failures: pages that could not be moved, by
+    reason."""
 
     pages: int = 0
     bytes: int = 0
@@ -143,8 +168,13 @@ class LinkSum:
 
 @dataclass(slots=True)
 class Derivation:
-    """Feed it records; it gives rows of requests that have ended. on_step: told of each step; on_prefill: of
-    each chunk of prefill that ran."""
+    """Takes records and gives the rows of requests that have ended.
+
+    on_step: called with each step.
+    on_prefill: called with each chunk of prefill that ran.
+    totals, links: sums so far.
+    header: the present run's.
+    """
 
     on_step: Callable[[sc.Step], None] = lambda step: None
     on_prefill: Callable[[sc.Prefill], None] = lambda chunk: None
@@ -160,7 +190,7 @@ class Derivation:
 
     @property
     def offset(self) -> float:
-        """What to add to the present run's clock for Unix time."""
+        """What to add to the present run's clock to get Unix time."""
         return self.header.wall - self.header.t if self.header is not None else 0.0
 
     def feed(self, record: sc.Record) -> Iterator[RequestRow]:
@@ -183,7 +213,7 @@ class Derivation:
         self._open, self._asked, self._planned, self._waiting = {}, {}, 0, 0
 
     def _new_run(self, header: sc.Header) -> Iterator[RequestRow]:
-        """Another engine process: nothing of the one before goes on."""
+        """Begin another engine process. No request of the one before goes on."""
         yield from self.finish()
         self.header = header
         self._known = KnownPrefixes()
@@ -192,7 +222,7 @@ class Derivation:
     # -- one record -------------------------------------------------------------------------------
 
     def _info(self, r: sc.RequestInfo) -> None:
-        """A request comes; it is taken or refused next."""
+        """Note a request that is taken or refused next."""
         self._asked[r.request] = _Asked(r, self._known.ask(r.pages))
 
     def _enqueue(self, r: sc.Enqueue) -> None:

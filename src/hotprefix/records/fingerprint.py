@@ -1,8 +1,11 @@
 """Keyed fingerprints. Owns: how a prompt's page prefixes are named in records without telling the prompt.
 
-Rules: HMAC-SHA256 with a key that the log does not contain, chained: a page's fingerprint covers the
-namespace and every page before it, so two requests share a fingerprint exactly where they share a
-cacheable prefix. Without the key nobody can test a guess at the text. Written as 16 hex digits.
+Rules:
+1. A fingerprint is an HMAC-SHA256 with a key that the log does not contain. Without the key a guess at the
+   text cannot be tested.
+2. Fingerprints are chained: a page's covers the namespace and every page before it. So two requests share a
+   page's fingerprint exactly if they share the cacheable prefix that ends with it.
+3. It is written as 16 hex digits.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ MIN_KEY_BYTES = 16
 
 
 class Fingerprinter:
-    """Names by one key. page_size: tokens."""
+    """Makes fingerprints with one key. page_size: tokens per page."""
 
     def __init__(self, key: bytes, page_size: int) -> None:
         self._key = key
@@ -30,7 +33,7 @@ class Fingerprinter:
 
     @property
     def key_name(self) -> str:
-        """Tells keys apart, and nothing about them."""
+        """A name that tells keys apart and tells nothing about them."""
         return hmac.digest(self._key, b"key name", "sha256").hex()[:HEX]
 
     def of_text(self, text: str) -> str:
@@ -38,7 +41,7 @@ class Fingerprinter:
         return hashlib.sha256(text.encode()).hexdigest()[:HEX]
 
     def of_name(self, namespace: Namespace, name: str) -> str:
-        """A keyed name for something of a namespace's that is not a prompt."""
+        """A keyed name for something within a namespace that is not a prompt."""
         return hmac.digest(self._key, self.root(namespace) + b"name " + name.encode(), "sha256").hex()[:HEX]
 
     def pages(self, namespace: Namespace, tokens: bytes, most: int | None = None) -> list[str]:
@@ -50,7 +53,8 @@ class Fingerprinter:
         return hmac.digest(self._key, root_key(namespace, self._page_size), "sha256")
 
     def chain(self, last: bytes, tokens: bytes, most: int | None = None) -> tuple[list[str], bytes]:
-        """As `pages`, of the tokens that follow what `last` stands for; and what stands for these too."""
+        """(fingerprints, state): as `pages`, for tokens that follow a prefix. last: the chain's state at the
+        prefix's end. The state that is returned stands for these tokens too."""
         width = self._page_size * TOKEN_BYTES
         count = len(tokens) // width
         found = []
@@ -61,7 +65,8 @@ class Fingerprinter:
 
 
 def load_key(path: Path | None) -> bytes:
-    """The key in a file, or a new random one. Raises ConfigError where the file is no good."""
+    """The key in a file, or a new random one if `path` is None. Raises ConfigError if the file cannot be read
+    or holds too few bytes."""
     if path is None:
         return secrets.token_bytes(32)
     try:

@@ -1,8 +1,10 @@
 """Which prefixes are hot now. Owns: a bounded count of the page prefixes that recent requests asked for.
 
-Rules: a sliding window of requests by time and number; a prefix's heat is the requests in the window
-that begin with it. Adding and forgetting cost one dictionary step a page; asking for the hottest looks
-only at what it returns and their neighbours.
+Rules:
+1. A prefix's heat is the number of requests in a sliding window that begin with it. The window holds the
+   requests of the last WINDOW_S seconds, at most MAX_REQUESTS.
+2. Adding and forgetting a request cost one dictionary step a page. Asking for the hottest looks only at what
+   it returns and the neighbours of that.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class Heat:
         self._recent: deque[tuple[float, Sequence[str]]] = deque()
 
     def add(self, chain: Sequence[str], now: float) -> None:
-        """A request with these pages arrived."""
+        """Count a request with these pages, which arrived now."""
         chain = chain[:MAX_PAGES]
         self._recent.append((now, chain))
         page = self._root
@@ -44,7 +46,7 @@ class Heat:
         self.expire(now)
 
     def expire(self, now: float) -> None:
-        """Forget what is too long ago, or too much."""
+        """Forget requests that arrived too long ago, or that are too many."""
         recent = self._recent
         while recent and (recent[0][0] < now - WINDOW_S or len(recent) > MAX_REQUESTS):
             page = self._root
@@ -57,8 +59,8 @@ class Heat:
                 page = below
 
     def hottest(self, most: int = 12, at_least: int = 2) -> tuple[HotPrefix, ...]:
-        """Runs of pages that at least so many requests share, hottest first; a run ends where the number of
-        requests changes. Each run's parent comes before it."""
+        """Runs of pages that at least `at_least` requests share, hottest first, at most `most`. A run ends
+        where the number of requests changes. Each run's parent comes before it."""
         found: list[HotPrefix] = []
         ranked = [(-page.count, 0, name, page, -1) for name, page in self._root.below.items()]
         heapq.heapify(ranked)

@@ -1,12 +1,15 @@
 """KV events: which pages L1 holds, told to routers. Owns: what is told, and the publisher.
 
-Rules: sum(stored) - sum(removed) = resident at any moment, on every path; a page that another request
-had computed too is told once. The wire is vLLM's (kvwire.py): PUB frames (topic, number from 0 as 8 bytes
-big-endian, msgpack batch), and a ROUTER that sends again what is buffered from a number on, as (empty, topic,
-number, batch) frames that end with (empty, empty, -1, empty). Both sockets are bound. A block's hash is a
-63-bit number from its page key, which covers namespace and every page before. Token ids are sent only if
-asked for (docs/records.md). The publisher never makes the engine wait: a batch too many is dropped and
-leaves a gap in the numbers, which a subscriber sees.
+Rules:
+1. Pages stored less pages removed are the pages resident, at any moment and on every path. A page that two
+   requests computed is told once (rule 60).
+2. The wire is vLLM's (kvwire.py). A PUB socket sends the frames (topic, number from 0 as 8 bytes big-endian,
+   msgpack batch). A ROUTER socket sends again what is buffered from a number on, as frames (empty, topic,
+   number, batch), and then (empty, empty, -1, empty). Both sockets are bound.
+3. A block's hash is a 63-bit number from its page key, which covers the namespace and every page before.
+4. Token ids are sent only if asked for (docs/records.md).
+5. The publisher never makes the engine wait. A batch too many is dropped, and leaves a gap in the numbers
+   that a subscriber sees.
 """
 
 from __future__ import annotations
@@ -32,11 +35,12 @@ END = (-1).to_bytes(8, "big", signed=True)
 BUFFER = 10_000
 QUEUE = 10_000
 POLL_MS = 50
-SALT_TAG = "dynamo-cache-salt:"  # what routers of vLLM fleets read a salt by; a bare text they pass over
+# Routers of vLLM fleets know a salt by this prefix, and ignore a text without it.
+SALT_TAG = "dynamo-cache-salt:"
 
 
 def block_hash(key: bytes) -> int:
-    """63 bits of a page key: fits signed and unsigned 64-bit fields alike."""
+    """63 bits of a page key, so that the hash fits signed and unsigned 64-bit fields alike."""
     return int.from_bytes(key[:8], "big") >> 1
 
 
@@ -51,8 +55,12 @@ def private_digest(key: bytes, namespace: Namespace) -> str | None:
 
 
 class PageEvents:
-    """The kernel's `TreeWatch`: turns nodes into events. Remembers each resident page's key, by page.
-    key: of `private_digest`. with_tokens: whether token ids are told."""
+    """The kernel's `TreeWatch`: turns nodes into events, and remembers the key of each resident page.
+
+    key: the secret of `private_digest`.
+    with_tokens: whether token ids are told.
+    stored, removed: how many pages were told of so far.
+    """
 
     def __init__(self, page_size: int, key: bytes, *, with_tokens: bool = False) -> None:
         self._page_size, self._key, self._with_tokens = page_size, key, with_tokens
@@ -74,7 +82,7 @@ class PageEvents:
         if parent is None or node.pages[0] in self._keys:
             return
         if parent.pages and parent.pages[-1] not in self._keys:
-            self.added(parent)  # settled with this node, and told before it
+            self.added(parent)  # it became real together with this node, and must be told first
         above = self._keys[parent.pages[-1]] if parent.pages else None
         keys = chain(above or root_key(node.namespace, self._page_size), node.key, self._page_size)
         self._keys.update(zip(node.pages, keys, strict=True))
@@ -92,7 +100,8 @@ class PageEvents:
         )
 
     def _tokens(self, node: Node) -> tuple[int, ...]:
-        """Never negative: ids that stand for other content may be, and readers refuse the batch then."""
+        """The node's token ids as unsigned numbers. Ids that stand for other content than text may be
+        negative, and readers refuse a batch with a negative id."""
         return tuple(tk.view(node.key).view(np.uint32).tolist())
 
     def removing(self, leaf: Node, count: int) -> None:
@@ -102,13 +111,22 @@ class PageEvents:
 
 
 def check_addresses(endpoint: str, replay: str | None) -> None:
-    """Take the addresses of a `KVPublisher` and let go of them again. Raises ConfigError as it does."""
+    """Bind the addresses of a `KVPublisher` and let go of them again. Raises ConfigError as it does."""
     KVPublisher(endpoint, replay).close()
 
 
 class KVPublisher:
-    """Publishes on `endpoint` (bound), replays on `replay` (bound; None = no replay). topic: first frame of
-    every message. Raises ConfigError if an address cannot be had or pyzmq and msgspec are not installed."""
+    """Publishes KV events on a thread of its own. Raises ConfigError if an address cannot be bound, or if
+    pyzmq and msgspec are not installed.
+
+    endpoint: the address on which it publishes.
+    replay: the address on which it sends batches again; None = it does not.
+    form: how an event is written.
+    topic: the first frame of every message.
+    buffer: how many sent batches are kept for replays.
+    queue: how many batches may wait to be sent.
+    published, dropped: batches sent, and batches dropped because the queue was full.
+    """
 
     def __init__(
         self, endpoint: str, replay: str | None = None, *, form: Form = Form.MAPS, topic: str = "",
@@ -139,7 +157,7 @@ class KVPublisher:
         self._thread.start()
 
     def publish(self, ts: float, events: list[PageEvent]) -> None:
-        """Send a batch; never waits."""
+        """Queue a batch to be sent. Never waits. ts: Unix time, seconds."""
         number, self._next = self._next, self._next + 1
         if len(self._queue) >= self._limit:
             self.dropped += 1
@@ -148,7 +166,7 @@ class KVPublisher:
         self._ring_bell()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is queued and let go of the sockets."""
+        """Send what is queued and let go of the sockets. Waits for that at most `timeout_s`."""
         self._closing = True
         self._ring_bell()
         self._thread.join(timeout_s)
@@ -172,7 +190,7 @@ class KVPublisher:
         return str(socket.getsockopt(self._zmq.LAST_ENDPOINT).decode().rstrip("\0"))
 
     def _pair(self) -> tuple[Any, Any]:
-        """Sockets through which the loop wakes the thread."""
+        """A pair of sockets through which `publish` wakes the thread."""
         name = f"inproc://bell-{id(self)}"
         bell, ring = self._context.socket(self._zmq.PAIR), self._context.socket(self._zmq.PAIR)
         bell.bind(name)
@@ -182,7 +200,7 @@ class KVPublisher:
     def _ring_bell(self) -> None:
         try:
             self._ring.send(b"", flags=self._zmq.DONTWAIT)
-        except self._zmq.ZMQError:  # it has been rung often enough
+        except self._zmq.ZMQError:  # so many rings are waiting that the thread will wake anyway
             return
 
     # -- the thread -------------------------------------------------------------------------------
@@ -215,7 +233,7 @@ class KVPublisher:
             self.published += 1
 
     def _answer(self) -> None:
-        """One replay request: (who, empty, first number wanted)."""
+        """Answer one replay request: (the asking socket's identity, empty, the first number wanted)."""
         assert self._replay is not None
         frames = self._replay.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:

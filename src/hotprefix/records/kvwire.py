@@ -1,11 +1,14 @@
 """The wire form of KV events. Owns: what a batch is as plain values (msgpack's), from and to page events.
 
-Rules: vLLM's form, to the order of the keys. A batch is an array `[ts, events, data_parallel_rank]`; an event
-is a map with `type` (`maps`, as vLLM 0.32 sends it) or an array of the same values that begins with the type
-(`arrays`, as earlier vLLM did). A field that has no value is null, never left out. Reading takes both forms,
-ignores keys and places it does not know, and takes block hashes as numbers or bytes. Pages whose KV is not
-for everybody say so in `extra_keys`, one entry for each page, so a reader that hashes token ids keeps them
-apart from equal tokens of others.
+Rules:
+1. The form is vLLM's, down to the order of the keys. A batch is an array `[ts, events, data_parallel_rank]`.
+   An event is a map with `type` (`maps`, as vLLM 0.32 sends it), or an array of the same values that begins
+   with the type (`arrays`, as earlier vLLM did).
+2. A field that has no value is null, never left out.
+3. The reader takes both forms, ignores keys and places that it does not know, and takes block hashes as
+   numbers or bytes.
+4. Pages whose KV depends on more than model and tokens say so in `extra_keys`, one entry for each page. So a
+   reader that hashes token ids keeps them apart from equal tokens of other namespaces.
 
 Example: `[12.5, [{"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU", "group_idx": 0}], 0]`
 """
@@ -35,7 +38,8 @@ class Form(StrEnum):
 
 
 class Medium(StrEnum):
-    """Where pages lie: the device (also when that is a CPU), host memory, or an external store."""
+    """Where pages lie. GPU: the device, also if that is a CPU. CPU: host memory. STORAGE: an external
+    store."""
 
     GPU = "GPU"
     CPU = "CPU"
@@ -44,11 +48,15 @@ class Medium(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Pages that became resident, in chain order, below `parent` (None: they begin a prompt).
+    """Pages that became resident, in chain order.
 
-    hashes: one for each page. tokens: ids of all pages, or empty if they are not told. extra: one for each
-    page, what else its KV depends on (None: nothing); empty if the writer does not say.
-    adapter: name of a LoRA adapter.
+    hashes: one for each page.
+    parent: the hash of the page before them; None if they begin a prompt.
+    tokens: the ids of all pages; empty if they are not told.
+    page_size: tokens per page.
+    extra: for each page what else its KV depends on (None: nothing); empty if the writer does not say.
+    adapter: the name of a LoRA adapter.
+    medium: where they lie.
     """
 
     hashes: tuple[BlockHash, ...]
@@ -78,7 +86,8 @@ PageEvent = Stored | Removed | Cleared
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ts: Unix time, seconds. rank: of the data-parallel engine; None = not told."""
+    """Events that are sent together. ts: Unix time, seconds. rank: of the data-parallel engine; None = not
+    told."""
 
     ts: float
     events: tuple[PageEvent, ...]
@@ -86,7 +95,7 @@ class Batch:
 
 
 def to_wire(batch: Batch, form: Form = Form.MAPS) -> list[Any]:
-    """A batch as msgpack is to have it."""
+    """A batch as plain values, for msgpack."""
     maps = [_map(event) for event in batch.events]
     events = maps if form is Form.MAPS else [list(event.values()) for event in maps]
     return [batch.ts, events, batch.rank]

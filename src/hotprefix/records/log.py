@@ -1,10 +1,12 @@
 """Writing the event log. Owns: `EventLog`, its queue, its thread and its parts.
 
-Rules: `put` never waits, for the disk or for anything: where the queue is full a record is dropped,
-counted, and the log says where. One thread turns records into lines and writes them. A part that has
-grown to the limit is closed and the next one begun, each with a header; parts that exist are never
-written to again, so an engine that was restarted continues beside its predecessor's. A disk that fails
-ends the log, not the engine.
+Rules:
+1. `put` never waits, neither for the disk nor for anything else. If the queue is full, the record is dropped
+   and counted, and a `dropped` record tells where.
+2. One thread turns records into lines and writes them.
+3. A part that has grown to the limit is closed and the next one begun; each begins with a header. A part that
+   exists is never written to again, so a restarted engine continues beside the parts of the one before it.
+4. A disk that fails ends the log, not the engine.
 """
 
 from __future__ import annotations
@@ -30,9 +32,16 @@ Item = Record | Event | Callable[[], Record]
 
 
 class EventLog:
-    """A log at `path`: .jsonl, or .parquet. header: its `part` is filled in. Items are records, kernel
-    events, or functions that make a record; the latter two become records on the log's thread. Raises
-    ConfigError where no part can be opened."""
+    """A log being written. Its items are records, kernel events, or functions that make a record; the latter
+    two become records on the log's thread. Raises ConfigError if no part can be opened.
+
+    path: ends with .jsonl or .parquet.
+    header: the header of every part; `part` is filled in here.
+    part_bytes: the size at which the next part begins.
+    queue: how many items may wait to be written.
+    written, dropped: how many records were written, and dropped.
+    failed: why the log has ended; None if it has not.
+    """
 
     def __init__(
         self, path: Path, header: Header, *, part_bytes: int = PART_BYTES, queue: int = QUEUE
@@ -52,7 +61,7 @@ class EventLog:
         self._thread.start()
 
     def put(self, item: Item) -> None:
-        """Take a record down."""
+        """Queue an item to be written, or drop it if the queue is full or the log has ended."""
         if len(self._items) >= self._limit or self.failed is not None:
             self.dropped += 1
             self._missing += 1
@@ -65,7 +74,7 @@ class EventLog:
             self._wake.set()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what is queued, as far as the time goes, and end the thread."""
+        """Write what is queued and end the thread. Waits for that at most `timeout_s`."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)

@@ -1,7 +1,9 @@
 """From settings to a recorder. Owns: `open_recorder`.
 
-Rule: reads no environment (the OpenTelemetry SDK reads its own). A recorder always counts which prefixes are
-hot; log, KV events and spans are asked for. What they need is found wanting here, before a model is loaded.
+Rules:
+1. Nothing here reads the environment; the OpenTelemetry SDK reads its own variables.
+2. A recorder always counts which prefixes are hot. Log, KV events and spans are there only if asked for.
+3. If something that they need is missing, that is an error here, before a model is loaded.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def open_recorder(config: EngineConfig) -> Recorder:
-    """What an engine with these settings is watched by. Raises ConfigError (log, key file,
-    addresses, spans)."""
+    """The recorder of an engine with these settings. Raises ConfigError if the log, the key file, the
+    addresses or the spans cannot be had."""
     events = Path(config.events) if config.events else None
     if events is not None:
         check_place(events)

@@ -1,10 +1,13 @@
 """The files a log consists of. Owns: their names, and writing one as JSON lines or as Parquet.
 
-Rules: part 0 is the path itself, part 7 of `log.jsonl` is `log.00007.jsonl`. JSON lines are flushed with
-every batch, so what a crash leaves is readable but for its last line. A Parquet file is readable only
-when complete, so it is written under a name of its own and renamed when closed. Both hold the same
-records: in Parquet a column for each field of any kind, empty where a kind lacks it (a prompt's `pages` are
-`prefixes` there), and the header in the file's metadata as well as in its first row.
+Rules:
+1. Part 0 is the path itself; part 7 of `log.jsonl` is `log.00007.jsonl`.
+2. JSON lines are flushed with every batch, so what a crash leaves is readable but for its last line.
+3. A Parquet file is readable only when complete, so it is written under a name of its own and renamed when it
+   is closed.
+4. Both hold the same records. Parquet has a column for each field of any kind of record, empty if the
+   record's kind lacks it. The header is in the file's metadata as well as in its first row. A prompt's
+   `pages` stand in the column `prefixes`, because other kinds have numbers in `pages`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ AS_TEXT = frozenset({"config", "taken", "failures"})  # nested: JSON in a column
 
 
 class Part(Protocol):
-    """bytes: written so far, near enough to decide when to begin another part."""
+    """One file of a log. bytes: how many were written so far, exact enough to decide when to begin another
+    part."""
 
     @property
     def bytes(self) -> int: ...
@@ -46,7 +50,8 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def next_number(path: Path) -> int:
-    """Number of the first part that does not exist. Raises ConfigError for a name we cannot write."""
+    """The number of the first part that does not exist. Raises ConfigError if the name has another ending
+    than SUFFIXES."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(
             f"events={str(path)!r}: give a name that ends with {' or '.join(SUFFIXES)}", param="events"
@@ -59,8 +64,8 @@ def next_number(path: Path) -> int:
 
 
 def check_place(path: Path) -> None:
-    """Make the log's folder. Raises ConfigError where no log can be written: the name, the folder, or what
-    Parquet needs."""
+    """Make the log's folder. Raises ConfigError if no log can be written: the name ends otherwise, the folder
+    cannot be written, or what Parquet needs is not installed."""
     try:
         next_number(path)
         if path.suffix == ".parquet":
@@ -77,7 +82,8 @@ def check_place(path: Path) -> None:
 
 
 def open_part(path: Path, header: Header) -> Part:
-    """Raises ConfigError where the file cannot be made, or what Parquet needs is not installed."""
+    """Begin a part with its header. Raises ConfigError if the file cannot be made, or if what Parquet needs
+    is not installed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _Parquet(path, header) if path.suffix == ".parquet" else _Lines(path, header)
@@ -138,7 +144,7 @@ class _Parquet:
 
 
 def load_arrow() -> Any:
-    """pyarrow with its Parquet part. Raises ConfigError where it is not installed."""
+    """pyarrow with its Parquet part. Raises ConfigError if it is not installed."""
     try:
         importlib.import_module("pyarrow.parquet")
     except ImportError as error:

@@ -1,9 +1,12 @@
 """Reading a log. Owns: `read_log`, which gives checked records one by one, part after part.
 
-Rules: memory is bounded whatever the log's size. A line that is not a record is an InputError with file,
-line, field and reason, or is skipped and counted if the caller wants that. A part's last line may be torn:
-that is what a crash leaves, so it is counted and no error. Time goes backwards only where another run
-begins, and no request is recorded before it arrived, so no duration can be negative.
+Rules:
+1. Memory is bounded, whatever the log's size.
+2. A line that is not a record is an InputError with file, line, field and reason, or is skipped and counted
+   if the caller wants that.
+3. A part's last line may be torn. That is what a crash leaves, so it is counted and is no error.
+4. Time goes backwards only if another run begins, and no request is recorded before it arrived, so no
+   duration can be negative.
 """
 
 from __future__ import annotations
@@ -30,8 +33,14 @@ class BadLine(InputError):
 
 @dataclass(slots=True)
 class ReadReport:
-    """What was read. skipped: bad lines left out; first_bad: what the first of them was. torn: parts whose
-    last line was cut off."""
+    """What was read.
+
+    records: how many.
+    parts: the names of the files.
+    skipped: bad lines left out.
+    first_bad: what was wrong with the first of these; None if there was none.
+    torn: parts whose last line was cut off.
+    """
 
     records: int = 0
     parts: list[str] = field(default_factory=list)
@@ -41,8 +50,8 @@ class ReadReport:
 
 
 def read_log(path: Path, report: ReadReport, *, skip_bad: bool = False) -> Iterator[Record]:
-    """All records of all parts of a log, checked, in order. Raises InputError (no log there, no record in
-    it), BadLine."""
+    """All records of all parts of a log, checked, in order. Raises InputError if there is no log or no record
+    in it, and BadLine for a line that is no record unless `skip_bad`."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: give a log that ends with {' or '.join(SUFFIXES)}", param="log")
     parts = parts_of(path)
@@ -69,14 +78,15 @@ def read_log(path: Path, report: ReadReport, *, skip_bad: bool = False) -> Itera
 
 
 def _nothing(report: ReadReport) -> str:
-    """What there is in a log without any record: whatever was made of it would look like a quiet engine."""
+    """What is wrong with a log without any record. It is an error, because figures made of it would look like
+    a quiet engine's."""
     if report.skipped:
         return f"no line is a record of an event log; the first: {report.first_bad}"
     return "holds no record" + (", only the beginning of one" if report.torn else "")
 
 
 class _Order:
-    """A header comes first; within a run time does not go back."""
+    """Checks that a header comes first and that time does not go back within a run."""
 
     def __init__(self) -> None:
         self._run: str | None = None

@@ -1,8 +1,9 @@
 """What watches an engine. Owns: `Recorder`, the engine's observer: event log, KV events, spans, hot prefixes.
 
-Rules: on the loop's thread it only takes references; fingerprints are computed on the log's thread (for
-the heat of prefixes at once, of a bounded number of pages). It reads what the kernel decided and calls
-nothing of the kernel but `watch_pages`.
+Rules:
+1. On the loop's thread the recorder only takes references; the log's fingerprints are computed on the log's
+   thread. An exception are those of the first MAX_PAGES pages, which the heat of prefixes needs at once.
+2. It reads what the kernel has decided, and calls nothing of the kernel but `watch_pages` (rule 4).
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """What to record. key: of fingerprints, and of what names salts in KV events. events: path of the log,
-    None = no log. make_publisher: of KV events, None = none; kv_tokens: whether they carry token ids.
-    spans: of requests, None = none."""
+    """What to record.
+
+    key: the secret of fingerprints, and of the names of salts in KV events.
+    events: path of the log; None = no log.
+    make_publisher: makes the publisher of KV events; None = there are none.
+    kv_tokens: whether KV events carry token ids.
+    spans: makes spans of requests; None = there are none.
+    """
 
     key: bytes
     events: Path | None = None
@@ -49,8 +55,12 @@ class RecordOptions:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request that has not ended. last: the chain's state behind its prompt's complete pages, once the
-    log's thread has named them. finished: its last event, which waits for what was said."""
+    """A request that has not ended.
+
+    last: the fingerprint chain's state behind the prompt's complete pages; None until the log's thread has
+    named them.
+    finished: its last event, which waits for the sampled tokens; None until it has come.
+    """
 
     request: Request
     last: bytes | None = None
@@ -58,7 +68,7 @@ class _Asked:
 
 
 class Recorder:
-    """An `engine.observe.Observer`. wall: Unix time, seconds."""
+    """An `engine.observe.Observer`. wall: a clock that gives Unix time in seconds."""
 
     def __init__(self, options: RecordOptions, wall: Callable[[], float] = time.time) -> None:
         self._options, self._wall = options, wall
@@ -70,7 +80,8 @@ class Recorder:
         self._links: dict[str, LinkTotal] = {}
 
     def opened(self, kernel: Kernel, info: EngineInfo, fingerprint: str, now: float) -> None:
-        """Raises ConfigError where the log or the publisher's address cannot be had."""
+        """Begin to record. Raises ConfigError if the log cannot be opened or the publisher's address cannot
+        be bound."""
         self._prints = Fingerprinter(self._options.key, info.page_size)
         self._heat = Heat(info.page_size)
         self._page_size = info.page_size
@@ -128,13 +139,15 @@ class Recorder:
         )  # fmt: skip
 
     def _session(self, request: Request) -> str | None:
-        """A tenant's session: two tenants may use the same name."""
+        """The session's fingerprint, within the request's namespace, because two tenants may use the same
+        name."""
         if request.session is None:
             return None
         return self._prints.of_name(request.namespace, request.session)
 
     def _end(self, asked: _Asked, event: Finished, said: bytes) -> Record:
-        """With the pages that the answer completed: those of the prompt are named already."""
+        """The record of a request's end, with fingerprints of the pages that the answer completed. The
+        prompt's pages were named when it was submitted."""
         request = asked.request
         if asked.last is None:
             asked.last = self._prints.chain(self._prints.root(request.namespace), request.key)[1]

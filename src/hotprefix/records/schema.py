@@ -1,10 +1,13 @@
 """The event log's records. Owns: every kind of record, its fields, and how a kernel event becomes one.
 
-Rules: schema 2 (schema 1 lacked pages' names, answers and arrivals, and its figures were netted: it is
-refused). A record has `k`, its kind (the names of docs/terms.md's request timeline), and `t`, the
-engine's monotonic clock in seconds; the header tells what that clock's zero is in wall time. Only
-lengths, numbers, reasons and keyed fingerprints appear: no token ids, no text. A field that was not
-measured is left out, never 0. A reader ignores fields it does not know, so adding one keeps the version.
+Rules:
+1. The schema is 2. Schema 1 is refused: it lacked the names of pages, answers and arrivals, and its figures
+   were netted against each other.
+2. A record has `k`, its kind (the names are those of the request timeline in docs/terms.md), and `t`, the
+   engine's monotonic clock in seconds. The header tells the wall time at its own `t`.
+3. Only lengths, numbers, reasons and keyed fingerprints appear; no token ids, no text.
+4. A field that was not measured is left out, never 0.
+5. A reader ignores fields that it does not know, so adding one keeps the version.
 """
 
 from __future__ import annotations
@@ -27,8 +30,18 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header(Record):
-    """First line of each part. run: one engine process. wall: Unix time at `t`. key: which fingerprint
-    key was used (a digest of it). config: the kernel's settings."""
+    """The first record of each part.
+
+    run: names one engine process.
+    part: the part's number, from 0.
+    wall: Unix time at `t`, seconds.
+    hotprefix: the version that wrote it.
+    model: the model's name.
+    fingerprint: of the model.
+    key: a digest of the fingerprint key, which tells keys apart.
+    page_size: tokens per page.
+    config: the kernel's settings.
+    """
 
     k: Literal["header"] = "header"
     schema: Literal[2] = SCHEMA
@@ -54,10 +67,14 @@ class Enqueue(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestInfo(Record):
-    """Before each enqueue, and before the reject of a request that the engine would not take. arrived: when
-    the client's request reached the server, by this run's clock, `t` or earlier. session: its fingerprint;
-    hold_s: how long its pages are asked to stay for the session's next request. pages: fingerprints of the
-    prompt's page prefixes, first page first."""
+    """What was asked for. It stands before each enqueue, and before the reject of a request that the engine
+    refused.
+
+    arrived: when the client's request reached the server, by this run's clock; `t` or earlier.
+    session: the session's fingerprint.
+    hold_s: for how many seconds at most the request's pages are to stay for the session's next request.
+    pages: fingerprints of the prompt's page prefixes, first page first.
+    """
 
     k: Literal["request"] = "request"
     request: str
@@ -92,7 +109,7 @@ class FetchStart(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchJoin(Record):
-    """A request waits for a fetch that another began."""
+    """A request waits for a fetch that another request has begun."""
 
     k: Literal["fetch_join"] = "fetch_join"
     request: str
@@ -110,8 +127,12 @@ class FetchDone(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreStart(Record):
-    """The step that begins copies these L1 pages from L2, those of the request's tokens from page `first` on.
-    fetches: for each the fetch that brought it to L2, 0 where it had been copied from L1."""
+    """The step that begins copies these L1 pages from L2.
+
+    first: index of the first of them in the request's pages.
+    l1: L1 page ids.
+    fetches: for each page the number of the fetch that brought it to L2; 0 if it was copied there from L1.
+    """
 
     k: Literal["restore_start"] = "restore_start"
     request: str
@@ -122,7 +143,7 @@ class RestoreStart(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreDone(Record):
-    """All copies of a step have been made. seconds: that they took."""
+    """All copies of a step have been made. seconds: how long they took."""
 
     k: Literal["restore_done"] = "restore_done"
     pages: int
@@ -137,9 +158,13 @@ class PrefillStart(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill(Record):
-    """A chunk of prefill ran. start, stop: positions computed. taken: what the request took from the cache
-    since its last chunk, as (start, stop, source, whether these are the very pages that it matched on
-    arrival). The other fields count each token once; see `kernel.sources.Use`."""
+    """A chunk of prefill ran.
+
+    start, stop: it computed positions [start, stop).
+    taken: what the request took from the cache since its last chunk, as (start, stop, source, whether these
+    are the very pages that it matched on arrival).
+    The other fields count each token once; see `kernel.sources.Use`.
+    """
 
     k: Literal["prefill"] = "prefill"
     request: str
@@ -176,9 +201,16 @@ class FirstToken(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End(Record):
-    """finish or abort, with the request's totals; reason: stop, length, abort or error. device, host,
-    storage: final sources of what it reused; absent, like computed and recomputed, where no step of it ran.
-    answer: fingerprints of the complete pages after the prompt's, the one in which the prompt ends first."""
+    """A request has finished or was aborted, with its totals.
+
+    reason: stop, length, abort or error.
+    device, host, storage: tokens reused, by final source; absent if no step of it ran.
+    computed, recomputed: positions computed, and those of them computed again; absent if no step of it ran.
+    outputs: sampled tokens.
+    retractions: how often it was retracted.
+    answer: fingerprints of its complete pages behind those of the prompt, in order. The first of them is the
+    page in which the prompt ends, if it does not end with a page.
+    """
 
     k: Literal["finish", "abort"] = "finish"
     request: str
@@ -213,8 +245,12 @@ class Retract(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish(Record):
-    """L1 pages that the prefix tree holds from now on, those of the request's tokens from page `first` on.
-    planned: with the end of the step in flight, if it does not fail."""
+    """L1 pages that the prefix tree holds from now on.
+
+    first: index of the first of them in the request's pages.
+    l1: L1 page ids.
+    planned: they become real with the end of the step in flight, if it does not fail.
+    """
 
     k: Literal["publish"] = "publish"
     request: str
@@ -234,7 +270,8 @@ class Evict(Record):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flush(Record):
     """No request that is admitted later finds what was published before, nor what requests that run now
-    publish. freed, protected: L1 pages dropped (an evict tells which), and kept until those requests end."""
+    publish. freed: L1 pages dropped; an evict tells which. protected: L1 pages kept until those requests
+    end."""
 
     k: Literal["flush"] = "flush"
     freed: int
@@ -269,9 +306,14 @@ class Step(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Record):
-    """What passed over a physical link since its last such record: device_to_host, host_to_device,
-    storage_to_host or host_to_storage. seconds: spent moving, over all threads. failures: pages that could
-    not be moved, by reason; absent where there were none. A link over which nothing passed has no record."""
+    """What passed over a physical link since the link's last such record. A link over which nothing passed
+    has none.
+
+    link: device_to_host, host_to_device, storage_to_host or host_to_storage.
+    pages, bytes: what was moved.
+    seconds: spent moving, summed over all threads.
+    failures: pages that could not be moved, by reason; absent if there were none.
+    """
 
     k: Literal["link"] = "link"
     link: str
@@ -283,7 +325,7 @@ class Link(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped(Record):
-    """The log could not keep up here: so many records are missing."""
+    """The log could not keep up: `count` records are missing here."""
 
     k: Literal["dropped"] = "dropped"
     count: int
@@ -297,13 +339,13 @@ KINDS: tuple[type[Record], ...] = (
 
 
 def _same(kind: type[Record]) -> Callable[[Any], Record]:
-    """A record whose fields are the event's, by name."""
+    """A function that makes a record whose fields have the names and values of an event's."""
     names = [f.name for f in dataclasses.fields(kind) if f.name not in ("k", "t")]
     return lambda event: kind(t=event.now, **{name: getattr(event, name) for name in names})
 
 
 def end(event: ev.Finished, answer: list[str] | None = None) -> End:
-    """answer: see `End`."""
+    """The record of a request's end. answer: see `End`."""
     totals: dict[str, int] = {}
     if event.ran:
         totals = {
@@ -375,7 +417,7 @@ def of_event(event: ev.Event) -> Record:
 
 
 def values(record: Record) -> dict[str, Any]:
-    """Field -> value, kind and time first; absent ones left out."""
+    """Field -> value, kind and time first. Fields without a value are left out."""
     names = [f.name for f in dataclasses.fields(record)]
     names.sort(key=lambda name: (name != "k", name != "t"))
     return {name: value for name in names if (value := getattr(record, name)) is not None}

@@ -1,7 +1,9 @@
 """Percentiles in bounded memory. Owns: `Sketch`, a histogram whose bins grow by a constant factor.
 
-Rules: a quantile is within 1 % of a value that has that rank; count, mean, least and greatest are exact.
-Values below a microsecond (or token) count as zero. At most a few thousand bins, however many values.
+Rules:
+1. A quantile is within 1 % of a value that has that rank. Count, mean, least and greatest are exact.
+2. In quantiles values below 0.000001 count as zero.
+3. There are at most a few thousand bins, however many values.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ _LEAST = 1e-6
 
 
 class Sketch:
-    """Of values >= 0."""
+    """A histogram of values >= 0."""
 
     def __init__(self) -> None:
         self._bins: Counter[int | None] = Counter()
@@ -24,7 +26,7 @@ class Sketch:
         self.most = 0.0
 
     def add(self, value: float) -> None:
-        """Raises ValueError for a negative value: nothing measured here can be one."""
+        """Count a value. Raises ValueError if it is negative, which nothing measured here can be."""
         if value < 0:
             raise ValueError(f"{value} is negative")
         self._bins[math.floor(math.log(value / _LEAST, _GROWTH)) if value >= _LEAST else None] += 1
@@ -37,7 +39,7 @@ class Sketch:
         return self.total / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """The value at rank ceil(share * count), 0 < share <= 1; None where there is no value."""
+        """The value at rank ceil(share * count), 0 < share <= 1; None if there is no value."""
         if not self.count:
             return None
         rank = max(1, math.ceil(share * self.count))

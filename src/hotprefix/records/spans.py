@@ -1,10 +1,13 @@
 """OpenTelemetry spans: one for each request. Owns: `Spans`, what they carry, and where they are sent.
 
-Rules: a `hotprefix.request` span goes from enqueue to end; its children `queue`, `prefill` and `decode` tile
-it, and begin anew after a retraction. Attributes are lengths, counts, reasons and final sources: no text, no
-token ids, no words of foreign errors. What was not measured is left out. On the loop's thread a request is
-noted while it runs and its spans are made when it has ended; sending belongs to the SDK's thread, which
-drops what is too much. Imports the extra `otel`, so `records.open` imports it only where it is asked for.
+Rules:
+1. A `hotprefix.request` span goes from the request's arrival to its end. Its children `queue`, `prefill` and
+   `decode` cover it without gaps, and begin anew after a retraction.
+2. Attributes are lengths, counts, reasons and final sources: no text, no token ids, no words of foreign
+   errors. What was not measured is left out.
+3. On the loop's thread a request is noted while it runs, and its spans are made when it has ended. They are
+   sent on the SDK's thread, which drops what is too much.
+4. This module imports the extra `otel`, so `records.open` imports it only if spans are asked for.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ def open_spans(url: str) -> Spans:
 
 
 def endpoint(url: str) -> str:
-    """Where a collector at `url` takes traces: the URL itself where it has a path. Raises ConfigError."""
+    """The URL at which a collector takes traces: `url` itself if it has a path, else with PATH. Raises
+    ConfigError if it is no http or https URL."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -55,8 +59,17 @@ def endpoint(url: str) -> str:
 
 @dataclass(slots=True)
 class _Life:
-    """A request that has not ended. arrived: at the server. phase: the child that is open, since then.
-    admitted: tokens matched in L1 at the first admission. ran: whether a step of it has run."""
+    """A request that has not ended.
+
+    enqueued: its first event.
+    arrived: when it reached the server.
+    phase: the child span that is open.
+    since: when that began.
+    phases: the children that have ended, as (name, begin, end).
+    marks: the span's events, as (name, time, attributes).
+    admitted: tokens matched in L1 at the first admission; None before it.
+    ran: whether a prefill step of it has run.
+    """
 
     enqueued: ev.Enqueued
     arrived: float
@@ -74,7 +87,7 @@ class _Life:
 
 
 class Spans:
-    """Makes spans of kernel events and gives them to `exporter`, on a thread of the SDK's."""
+    """Makes spans from kernel events. The SDK hands them to `exporter` on a thread of its own."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create({"service.name": "hotprefix", "service.version": __version__})
@@ -98,7 +111,7 @@ class Spans:
         self._zero = round(wall * 1e9) - round(now * 1e9)
 
     def arrived(self, request: str, now: float) -> None:
-        """When a request that the kernel takes or refuses next reached the server."""
+        """Note when a request reached the server that the kernel will take or refuse next."""
         self._arrived[request] = now
 
     def event(self, event: ev.Event) -> None:
@@ -107,7 +120,7 @@ class Spans:
             told(event)
 
     def ended(self, progress: Progress, now: float) -> None:
-        """A request's last progress: its spans are made. One whose enqueue was not seen has none."""
+        """Make the spans of a request that has ended. A request whose enqueue was not seen has none."""
         life = self._live.pop(progress.request, None)
         if life is None:
             return
@@ -125,7 +138,8 @@ class Spans:
         span.end(self._ns(now))
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Send what is queued, as far as the time goes. Requests that have not ended have no span."""
+        """Send what is queued. Waits for that at most `timeout_s`. Requests that have not ended have no
+        span."""
         closing = threading.Thread(target=self._provider.shutdown, name="hotprefix-spans", daemon=True)
         closing.start()
         closing.join(timeout_s)
@@ -152,7 +166,8 @@ class Spans:
         self._live[event.request].enter("decode", event.now)
 
     def _retracted(self, event: ev.Retracted) -> None:
-        """A failed step's reason ends in the words of whatever failed, behind a colon."""
+        """Note a retraction. Behind a colon the reason of a failed step has foreign words, which are left
+        out."""
         life = self._live[event.request]
         life.enter("queue", event.now)
         life.retractions += 1
@@ -171,7 +186,7 @@ class Spans:
         return self._zero + round(now * 1e9)
 
     def _begin(self, request: str, now: float, attributes: Attributes) -> Span:
-        """A span of its own trace."""
+        """Begin a span that is the root of a trace of its own."""
         names = {"gen_ai.response.id": request, "gen_ai.response.model": self._model}
         return self._tracer.start_span(
             NAME, Context(), attributes=names | attributes, start_time=self._ns(now)
@@ -190,8 +205,8 @@ class Spans:
 
 
 def _totals(progress: Progress, ran: bool) -> Attributes:
-    """What a request's last progress says; of one that never ran, nothing about the cache. An error is named
-    by its type, which stands before the colon."""
+    """The attributes that a request's last progress gives. If the request never ran, they say nothing about
+    the cache. An error is named by its type, which stands before the colon."""
     assert progress.finish is not None
     found: Attributes = {
         "gen_ai.response.finish_reasons": (progress.finish.value,),

@@ -1,9 +1,12 @@
 """One log in figures. Owns: `Summary` and the pass over a log that fills it.
 
-Rules: one pass, bounded memory: exact sums, percentiles by `Sketch` (within 1 %), the slowest requests by a
-heap, hot prefixes by a bounded count (exact where a log has at most PREFIXES first pages). Groups: hot and
-cold by `definitions.is_hot`; a request of which the log lost what was asked for is in neither. Buckets are
-those of replays (`definitions.EDGES`).
+Rules:
+1. One pass in bounded memory. Sums are exact, percentiles within 1 % (`Sketch`). The slowest requests are
+   kept in a heap. Hot prefixes are counted in a bounded table, exact if a log has at most PREFIXES first
+   pages.
+2. Requests are hot or cold by `definitions.is_hot`. A request for which the log lost what was asked for is in
+   neither group.
+3. The buckets are those of replays (`definitions.EDGES`).
 """
 
 from __future__ import annotations
@@ -36,8 +39,13 @@ TIME_FIELDS = ("queue_s", "requeue_s", "ttft_s", "total_s")
 
 @dataclass(slots=True)
 class Group:
-    """Requests summed. tokens: field of RequestRow -> sum over the requests that have it; measured: how many
-    have it."""
+    """Sums over requests.
+
+    requests: how many.
+    tokens: field of RequestRow -> its sum over the requests that have it.
+    measured: field of RequestRow -> how many requests have it.
+    times: field of RequestRow -> its values in a sketch.
+    """
 
     requests: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
@@ -59,8 +67,12 @@ class Group:
 
 @dataclass(slots=True)
 class Window:
-    """What fell into one window, by the end of the step. cached: effective reuse, at its first use; uncached:
-    prompt tokens computed, those computed again included; peaks of the steps' gauges."""
+    """What fell into one window of time, by the end of the step.
+
+    cached: tokens reused, at their first use (effective reuse).
+    uncached: prompt tokens computed, those computed again included.
+    waiting, running: the highest number of requests that a step told.
+    """
 
     cached: int = 0
     uncached: int = 0
@@ -70,7 +82,7 @@ class Window:
 
 @dataclass(slots=True)
 class Prefix:
-    """A first page. requests that began with it, their prompt tokens and reused tokens."""
+    """What began with one first page: how many requests, their prompt tokens and their reused tokens."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -83,8 +95,19 @@ def _no_buckets() -> dict[str, dict[str, Group]]:
 
 @dataclass(slots=True)
 class Summary:
-    """buckets: of each kind, by name, in order. windows: by number since Unix time 0, each WINDOW_S long.
-    started, ended: Unix time, seconds."""
+    """One log in figures.
+
+    header: of the last run.
+    read: what was read.
+    totals, links: sums over the log.
+    outcomes: why requests ended -> how many.
+    groups: "all", and hot and cold.
+    buckets: for each kind of bucket its groups by name, in order.
+    windows: by number since Unix time 0, each WINDOW_S long.
+    prefixes: by the fingerprint of the first page.
+    slowest: the requests with the longest time to first token, longest first.
+    started, ended: Unix time of the first and last record, seconds; None if there is none.
+    """
 
     header: Header | None = None
     read: ReadReport = field(default_factory=ReadReport)
@@ -107,8 +130,9 @@ class Summary:
         return self.windows.setdefault(int(at // WINDOW_S), Window())
 
     def throughput(self) -> list[tuple[int, float, float, float, float]]:
-        """(Unix time at which the window begins, cached and uncached tokens/s in it, and over the
-        LONG_WINDOW_S that end with it); windows without steps in between are there, with zeros."""
+        """For each window (Unix time at which it begins, cached tokens/s in it, uncached tokens/s in it, and
+        the same two over the LONG_WINDOW_S that end with it). A window without steps between others has
+        zeros."""
         if not self.windows:
             return []
         many = LONG_WINDOW_S // WINDOW_S
@@ -132,8 +156,8 @@ class Summary:
 def summarize(
     path: Path, *, skip_bad: bool = False, on_row: Callable[[RequestRow], None] = lambda row: None
 ) -> Summary:
-    """Read a log and sum it up. on_row: told of each request that has ended, and at last of the others.
-    Raises InputError, BadLine."""
+    """Read a log and sum it up. on_row: called with each request that has ended, and at last with the others.
+    Raises InputError and BadLine, as `read_log` does."""
     found = Summary()
     heap: list[tuple[float, int, RequestRow]] = []
     derivation = Derivation()

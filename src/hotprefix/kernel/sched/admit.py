@@ -1,10 +1,16 @@
-"""Admission. Owns: whether a waiting request may start now, and who must give way to whom.
+"""Admission. Owns: whether a waiting request may start now, and which running request gives way if one must.
 
-Rules: admission looks up again; a temporary pin protects the prefix while it is
-evaluated and is returned on every exit. A request is admitted only where its whole prompt and its
-share of outputs fit beside what the running ones are still owed, so chunked prefills cannot starve
-each other half-way (rule 19). A retracted request must fit with all its outputs. The oldest
-request is never a victim, so somebody always finishes.
+Rules:
+1. Admission looks the prefix up again. A temporary pin protects the prefix while the request is evaluated,
+   and is returned on every exit.
+2. A request is admitted only if its whole prompt and the reserved share of its outputs fit beside what the
+   running requests are still owed, so chunked prefills cannot starve each other half-way (rule 19).
+3. A request that was retracted must fit with all its outputs.
+4. The oldest request of the most important priority is never a victim, so a request always finishes.
+
+Example for rule 2: pages of 16, reserve 0.25. A prompt of 100 tokens with 61 outputs needs room for
+100 + ceil(61 * 0.25) - 1 = 115 positions (the last sampled token gets no KV): 8 pages. If 2 of its pages are
+found in the tree and running requests are owed 5, it needs 8 - 2 + 5 = 11 vacant pages.
 """
 
 from __future__ import annotations
@@ -21,6 +27,8 @@ from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.state import State
 
 
+# What came of trying one waiting request. ADMITTED: it runs now. PAUSED: it waits for pages that are on their
+# way (from L3, or from the step in flight), not for room. BLOCKED: it does not fit.
 class Verdict(Enum):
     ADMITTED = "admitted"
     PAUSED = "paused"
@@ -28,7 +36,7 @@ class Verdict(Enum):
 
 
 class Admission:
-    """Decides over one state. peek: only reads are wanted; look-ups remember nothing then."""
+    """Decides over one state. peek: the caller only reads, so look-ups remember nothing."""
 
     def __init__(self, state: State, *, peek: bool = False) -> None:
         self._s = state
@@ -39,8 +47,7 @@ class Admission:
     # -- order ------------------------------------------------------------------------------------
 
     def ordered(self) -> Iterable[Sequence]:
-        """Waiting sequences in the order to try them; suspects of a failed step wait for their turn
-        alone."""
+        """Waiting sequences in the order to try them, without suspects of a failed step: these run alone."""
         s = self._s
         order = s.config.order
         if order is Order.FCFS and not s.suspects:
@@ -75,8 +82,12 @@ class Admission:
     # -- admission --------------------------------------------------------------------------------
 
     def shut(self, seq: Sequence) -> bool:
-        """Whether a sequence that did not fit is known not to fit now: the same match, the same reserve, and
-        nothing has been given back since. What running ones are owed shrinks by no more than they take."""
+        """Whether a sequence that did not fit is known not to fit now either.
+
+        That is known while its match and the reserve are the same and nothing has been given back since.
+        Running requests may have taken pages meanwhile; what they are owed shrinks by no more than they took,
+        so that makes no room.
+        """
         if seq.shut is None:
             return False
         s, (match, given_back, reserve) = self._s, seq.shut
@@ -86,7 +97,7 @@ class Admission:
         """Admit the sequence if it may run now."""
         verdict = self._attempt(seq)
         if verdict is Verdict.BLOCKED:
-            seq.held = None  # it waits for room now, not for what a step makes
+            seq.held = None  # it waits for room now, not for pages that a step computes
         return verdict
 
     def _attempt(self, seq: Sequence) -> Verdict:
@@ -98,7 +109,8 @@ class Admission:
             seq.held = s.step if seq.held is None else seq.held
             return Verdict.PAUSED
         if not s.l1.groups and not self._would_fit(seq, s.reserve.share):
-            if match is not None and s.prefetch is None:  # else it may have to wait for L3, next time
+            # With an L3 the next attempt may find that the request has to wait for a fetch instead.
+            if match is not None and s.prefetch is None:
                 seq.shut = match, s.given_back, s.reserve.share
             return Verdict.BLOCKED
         if match is None or not match.pages:
@@ -110,31 +122,39 @@ class Admission:
         try:
             if not self.fits(seq, match.pages):
                 return Verdict.BLOCKED
-            # Pinning may have split the run the match ends in, so look up again.
+            # Pinning may have cut the run in which the match ends, so look up again.
             s.admit(seq, self._lookup(seq))
             return Verdict.ADMITTED
         finally:
             s.l1.tree.unpin(temporary)
 
     def fits(self, seq: Sequence, cached_pages: int) -> bool:
-        """Pages for the whole target and the reserved outputs, beside what running ones are owed; in each
-        layer group frames for its window."""
+        """Whether there are pages for the sequence's target and reserved outputs, beside what running
+        requests are owed, and in each layer group frames for its window. cached_pages: those of its pages
+        that are protected already."""
         s = self._s
         if self.need(seq) - cached_pages + self._owed_by_all(s.reserve.share) > s.l1.vacant:
             return False
         return not s.l1.groups or self.frames_fit(seq)
 
     def frames_fit(self, seq: Sequence) -> bool:
-        """In each layer group, frames for the sequence's window."""
-        # Frames shared with others now may be held apart later: once it came to a retraction, count none.
+        """Whether each layer group has frames for the sequence's window."""
+        # Two requests that share frames now may need frames of their own later. So a request that was
+        # retracted once must fit without any shared frame.
         s = self._s
         match = self._lookup(seq) if s.config.prefix_cache and not seq.retractions else None
         owed = [(q, _pages(q, 1.0, s.config.page_size)) for q in s.running]
         return s.tables.windows.fit(_pages(seq, 1.0, s.config.page_size), match, owed)
 
     def passes_shut(self, tried: list[Sequence]) -> int:
-        """Passes, this one included, in which none of these fits, who did not in this one. What running ones
-        are owed never shrinks while they only decode, so it takes a reserve that decays to let anybody in."""
+        """The number of planning passes, counting this one, during which no request in `tried` can be
+        admitted. Every request in `tried` failed to fit in this pass.
+
+        While running requests only decode, what they are owed shrinks by no more than they take, so a request
+        fits only when the decaying reserve has become small enough. Returns `UNBOUNDED` if no reserve to come
+        is small enough. Example: with the shares 0.98, 0.96, 0.94 to come and a request that fits at 0.94,
+        it is shut in this pass and the next two, so the answer is 3.
+        """
         shares = self._s.reserve.coming
 
         def open_at(share: float) -> bool:
@@ -143,18 +163,19 @@ class Admission:
         return 1 + bisect_left(shares, True, key=open_at) if open_at(shares[-1]) else UNBOUNDED
 
     def _would_fit(self, seq: Sequence, share: float) -> bool:
-        """`fits`, without layer groups, as if that were the reserve."""
+        """As `fits`, with `share` as the reserve and without a look at layer groups."""
         need = self.need(seq, share) - self.protected_pages(seq)
         return need + self._owed_by_all(share) <= self._s.l1.vacant
 
     def need(self, seq: Sequence, share: float | None = None) -> int:
-        """Pages the sequence will hold at the end of that share of its outputs, None = the reserve."""
+        """Pages that the sequence will hold at the end of that share of its outputs. share: None = the
+        reserve's; a request that was retracted is counted with all its outputs."""
         if seq.retractions:
             share = 1.0
         return _pages(seq, self._s.reserve.share if share is None else share, self._s.config.page_size)
 
     def owed(self) -> int:
-        """Pages that running sequences lack of what an admission leaves room for."""
+        """Pages that running requests lack of what an admission leaves room for."""
         s = self._s
         return self._owed(s.awake, s.reserve.share) + s.cruise.owed(s.reserve.share)
 
@@ -166,7 +187,8 @@ class Admission:
         return self._owed_pages
 
     def _owed(self, running: Iterable[Sequence], share: float) -> int:
-        """Pages that running sequences lack of what they will hold at the end of that share of outputs."""
+        """Pages that these sequences lack of what they will hold at the end of that share of their
+        outputs."""
         page, owed = self._s.config.page_size, 0
         for seq in running:
             lacks = _pages(seq, share, page) - len(seq.table)
@@ -177,8 +199,9 @@ class Admission:
     # -- giving way -------------------------------------------------------------------------------
 
     def victim(self, among: Iterable[Sequence]) -> Sequence | None:
-        """The cheapest running sequence to retract: least important, least often retracted, least to
-        compute again, latest; never the oldest of the most important."""
+        """The cheapest of these running sequences to retract: the least important, then the least often
+        retracted, then the one with the fewest positions to compute again, then the latest. The oldest of the
+        most important priority is never chosen. None if there is no other."""
         running = self._s.running
         if len(running) < 2:
             return None
@@ -190,9 +213,9 @@ class Admission:
         )
 
     def preempt_for(self, head: Sequence) -> list[Sequence]:
-        """Retract less important running requests until the head fits (order `priority` with
-        preemption); none where it would not fit even then. Equal priorities never swap (rule 23).
-        """
+        """Retract less important running requests until the head fits (order `priority` with preemption), and
+        return them. Retracts none if the head would not fit even without all of them. Requests of equal
+        priority never swap (rule 23)."""
         s = self._s
         retracted: list[Sequence] = []
         lower = [q for q in s.running if q.request.priority > head.request.priority]
@@ -208,7 +231,7 @@ class Admission:
         return retracted
 
     def _fits_without(self, head: Sequence, lower: list[Sequence]) -> bool:
-        """Whether the head would fit if the `lower` ones had left."""
+        """Whether the head would fit if the requests in `lower` had left."""
         s = self._s
         stay = [q for q in s.running if q not in lower]
         held = {page for q in stay for page in q.table}
@@ -220,7 +243,8 @@ class Admission:
         return self.need(head) - cached + self._owed(stay, s.reserve.share) <= room
 
     def protected_pages(self, seq: Sequence) -> int:
-        """Pages of the match that take nothing from what is available: those protected already."""
+        """Leading pages of the sequence's match that are protected already, so using them takes nothing from
+        what is available."""
         match = self._lookup(seq) if self._s.config.prefix_cache else None
         if match is None:
             return 0
@@ -233,7 +257,7 @@ class Admission:
 
 
 def _pages(seq: Sequence, share: float, page: int) -> int:
-    """Pages for what is known and that share of the outputs to come."""
+    """Pages for the known tokens and that share of the outputs to come."""
     # The last sampled token never gets KV, hence the - 1.
     outputs = ceil(seq.outputs_left * share) - 1
     return -(-(seq.length + (outputs if outputs > 0 else 0)) // page)

@@ -1,9 +1,11 @@
 """Applying outcomes. Owns: what a step that ran, or failed, changes.
 
-Rules: counts of reuse and computation grow here and nowhere else, once per executed position (docs/terms.md,
-*Formulas*). An abort that arrived during the step wins over its result (rule 26). A failed step
-takes back everything it planned; its requests are retried alone, so one that fails every time ends
-with an error and harms nobody else.
+Rules:
+1. Counts of reuse and computation grow here and nowhere else, once per executed position (docs/terms.md,
+   *Figures*).
+2. An abort that arrived during the step wins over the step's result (rule 26).
+3. A failed step takes back everything that it planned. Its requests are retried alone, so a request that
+   fails every time ends with an error and harms no other (rule 25).
 """
 
 from __future__ import annotations
@@ -30,12 +32,13 @@ class Committer:
         self._s = state
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, every: bool) -> tuple[Progress, ...]:
-        """every: see `Kernel.commit`."""
+        """Apply an outcome and return the progress of its requests, in the plan's order. every: see
+        `Kernel.commit`."""
         if not outcome.ok:
             return self._fail(plan, outcome.error or "the step failed")
         _check(plan, outcome)
         s = self._s
-        s.step += outcome.repeats - 1  # as many passes have gone by as the plan has run times
+        s.step += outcome.repeats - 1  # each further run stands for a planning pass that decided nothing
         s.reserve.relax(outcome.repeats - 1)
         s.counters.indexed_pages += sum(len(node.pages) for node in s.l1.tree.settle())
         if s.tiers is not None:
@@ -53,8 +56,9 @@ class Committer:
     def _touched(
         self, plan: StepPlan, outcome: StepOutcome
     ) -> tuple[list[tuple[Sequence, Chunk | None]], list[tuple[Sequence, Chunk]]]:
-        """Whom the step means more to than a token, in the plan's order, decodes first: chunks that were
-        written out, and (None) who does not cruise any further."""
+        """The sequences for which this step changes more than one appended token, in the plan's order: first
+        decodes, then prefills. Each comes with its chunk if that was written out. A sequence that just left
+        the cruise comes with None."""
         s, chunks = self._s, plan.chunks
         written = [(s.sequences[c.request], c) for c in chunks.written]
         decodes: list[tuple[Sequence, Chunk | None]] = [*written[: chunks.leading]]
@@ -73,7 +77,8 @@ class Committer:
     def _apply(
         self, seq: Sequence, chunk: Chunk | None, outcome: StepOutcome, every: bool
     ) -> Progress | None:
-        """A step's one position, or a cruise's end."""
+        """Apply what the step did for one decode. chunk: None if the sequence just left the cruise. It may be
+        the one position that a prefill lacked."""
         if chunk is None:
             return self._cruised(seq, outcome, every)
         if chunk.prefill:
@@ -81,7 +86,7 @@ class Committer:
         return self._decoded(seq, chunk, outcome, every)
 
     def _cruised(self, seq: Sequence, outcome: StepOutcome, every: bool) -> Progress | None:
-        """A decode that has left the cruise."""
+        """A decode that has just left the cruise: it ends, or it has completed its page and runs on."""
         s, request = self._s, seq.request
         if seq.aborted or request.id in outcome.failed:
             seq.computed_total += outcome.repeats
@@ -95,7 +100,8 @@ class Committer:
         return progress_of(seq, tk.last(seq.last)) if every else None
 
     def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome, every: bool) -> Progress | None:
-        """One position a repeat, each of which samples: a decode that needs or completes a page."""
+        """A decode that needs or completes a page. It has gained one position with each repeat, and each of
+        them sampled a token."""
         s, start = self._s, chunk.start
         stop = seq.computed = seq.highest = start + outcome.repeats
         seq.computed_total += outcome.repeats
@@ -138,8 +144,8 @@ class Committer:
         return None if token is None else progress_of(seq, token)
 
     def _cut_short(self, seq: Sequence, outcome: StepOutcome) -> Progress:
-        """The end of a request that the step gives no token: it was aborted, or its row could not be
-        sampled."""
+        """End a request to which the step gives no token, because it was aborted or no token could be sampled
+        for it."""
         if seq.aborted:
             return self._s.end(seq, Finish.ABORT)
         return self._s.end(seq, Finish.ERROR, error=outcome.failed[seq.request.id])
@@ -160,7 +166,7 @@ class Committer:
             s.tiers.published(seq)
 
     def _trust(self, seq: Sequence) -> None:
-        """A suspect that got past the point of failure is none any more."""
+        """A suspect that got past the point of failure is trusted again."""
         if seq.computed >= seq.suspect_until and self._s.suspects.pop(seq.request.id, None) is not None:
             seq.failures = 0
 
@@ -183,8 +189,8 @@ class Committer:
             s.emit(ev.Prefilled(s.now, seq.request.id, start, stop, tuple(taken), use))
 
     def _first_use(self, seq: Sequence) -> None:
-        """A request's first prefill step has run. One that may take nothing from the cache asked for
-        nothing."""
+        """A request's first prefill step has run, so its prompt and its look-up are counted now. A request
+        that may take nothing from the cache has not looked it up."""
         count, tokens = self._s.counters, seq.request.prompt_len
         seq.executed = True
         count.prompt_tokens += tokens
@@ -193,8 +199,8 @@ class Committer:
             count.queried_tokens += tokens
 
     def _learn(self, estimates: Estimates, plan: StepPlan, outcome: StepOutcome) -> None:
-        """Let predictions follow what steps really took. Only steps that are nearly all prefill tell the
-        price of a prefill token."""
+        """Let the estimates follow what steps really took. Only a step that is nearly all prefill (at least
+        PREFILL_SHARE of its tokens, and MIN_PREFILL of them) tells the price of a prefill token."""
         s = self._s
         if plan.restores:
             estimates.restored(outcome.restore_s, len(plan.restores))
@@ -215,7 +221,7 @@ class Committer:
         for seq, chunk in zip(seqs, plan.chunks, strict=True):
             seq.suspect_until = max(seq.suspect_until, chunk.stop)
             s.retract(seq, f"step {plan.step} failed: {error}")
-        # One that took over planned pages but found no page for a chunk of its own loses them too.
+        # A request that took over planned pages but found no page for a chunk of its own loses these too.
         for seq in [q for q in s.running if q.pin.planned]:
             s.retract(seq, f"read pages of failed step {plan.step}")
         s.l1.pool.unindex(s.l1.tree.discard_planned())
@@ -255,7 +261,7 @@ def _first(told: tuple[int, Progress | None]) -> int:
 
 
 def _tokens(plan: StepPlan) -> tuple[int, int]:
-    """(of prefills, in all)"""
+    """The step's positions: (those of prefills, all)."""
     prefill, total = 0, plan.chunks.inside
     for chunk in plan.chunks.written:
         count = len(chunk.tokens) // tk.TOKEN_BYTES
@@ -266,7 +272,8 @@ def _tokens(plan: StepPlan) -> tuple[int, int]:
 
 
 def _check(plan: StepPlan, outcome: StepOutcome) -> None:
-    """An outcome has to answer its plan."""
+    """Raise ProtocolError unless the outcome answers its plan: it ran as often as it may, and has as many
+    tokens as were to be sampled."""
     if not 1 <= outcome.repeats <= plan.repeat:
         raise ProtocolError(f"step {plan.step} may run {plan.repeat} times, not {outcome.repeats}")
     if isinstance(outcome.sampled, Transcript):

@@ -1,11 +1,22 @@
 """Decodes inside a page. Owns: `Cruise`, the sequences about which nothing is to be decided for a while.
 
-Rules: a sequence that decodes and neither needs nor completes a page gains one position in every forward
-pass, like all others of its kind. So one clock counts for all of them: what a member has computed is the
-clock and a number of its own. A member is in every plan. It leaves when it is `due` (before the step that
-completes its page, or with its last output), when it is stopped or aborted, and when anybody else wants to
-change it. Nobody may read a member's moving fields before `settle`: `State.running`, the one way to all
-running sequences, sees to that.
+The problem: in most steps most running requests decode and neither need nor complete a page. Each of them
+gains one position and one token, and nothing else about it changes. Handling each of them in every step would
+be most of the kernel's work. So these sequences *cruise*: they are only counted.
+
+Rules:
+1. All members gain one position in every forward pass, so one clock counts for all of them. The positions
+   that a member has computed are the clock plus a number of its own (`Lane.offset`).
+2. A member is in every plan.
+3. A member leaves when it is due: before the step that completes its page, or with its last output. It also
+   leaves when it is stopped, aborted or retracted.
+4. A member's own fields (`computed`, `length`, `said`, ...) are not written while it cruises. `settle` brings
+   them up to date. Read them only after it: `State.running`, the one way to all running sequences, calls it.
+
+Example: pages of 16. At clock 1000 a sequence with 100 computed positions and 50 outputs left joins. Its
+offset is -900. Its page is complete with position 111, so it has room for 11 positions (100 to 110) and is
+due at clock 1011. At clock 1004 it has computed 1004 - 900 = 104 positions; its own `computed` still says
+100, until `settle` adds 4 and appends the 4 tokens that were heard since.
 """
 
 from __future__ import annotations
@@ -22,8 +33,13 @@ from hotprefix.kernel.sequence import Sequence
 
 
 class Lane:
-    """A member, for as long as it is one; never changes. offset: positions it has computed, less the clock.
-    end: the clock at its last output. pages: in its table."""
+    """One member's place in the cruise. It never changes while the sequence is a member.
+
+    seq: the member. place, request, slot: copied from it.
+    offset: the positions that it has computed less the clock.
+    end: the clock at which it has its last output.
+    pages: how many its table has.
+    """
 
     __slots__ = ("end", "offset", "pages", "place", "request", "seq", "slot")
 
@@ -38,7 +54,18 @@ class Lane:
 
 
 class Cruise:
-    """See the module's rules. clock: positions that each member would have gained since the start."""
+    """See the module's rules.
+
+    _clock: positions that a member would have gained if it had cruised from the start.
+    _lanes: the members, in the order in which they joined.
+    _due: a heap of (due, place, sequence). Entries of sequences that have left or joined again since stay in
+    it and are passed over (`_gone`).
+    _called: the members that `call` took out since the last `called`.
+    _heard: (the clock before a plan ran, the tokens it sampled by request; or a transcript, which holds from
+    that clock on until the next entry).
+    _offsets: the sum of the members' offsets.
+    _departures: how many members have left; with the clock it tells whether the members are the same.
+    """
 
     def __init__(self, page_size: int) -> None:
         self._page = page_size
@@ -46,7 +73,7 @@ class Cruise:
         self._lanes: dict[RequestId, Lane] = {}
         self._due: list[tuple[int, int, Sequence]] = []
         self._called: list[Sequence] = []
-        # Nobody stays longer than a page, so no outcome from before the last `page_size` is asked for.
+        # No member stays longer than a page, so at most the last `page_size` outcomes are asked for.
         self._heard: deque[tuple[int, dict[RequestId, bytes] | Transcript]] = deque(maxlen=page_size)
         self._offsets = 0
         self._departures = 0
@@ -55,8 +82,9 @@ class Cruise:
         return len(self._lanes)
 
     def still(self, beyond: int) -> int:
-        """Positions that every member can gain before one of them is due, or that many beyond (0 or 1: its
-        page may be completed) where it has outputs left; there is at least one member."""
+        """How many positions every member can gain before one of them must be looked at. There must be at
+        least one member. beyond: 1 if the last of these positions may complete a page, else 0. No member
+        gains more positions than it has outputs left."""
         while self._gone(self._due[0]):
             heappop(self._due)
         first = self._due[0][0] + beyond
@@ -68,15 +96,15 @@ class Cruise:
     # -- members ----------------------------------------------------------------------------------
 
     def room(self, seq: Sequence) -> int:
-        """Positions that a decoding sequence could gain before it is due; 0 where its next one needs or
-        completes a page, or its table has changed since it was last told."""
+        """How many positions a decoding sequence could gain before it is due. 0 if its next position needs or
+        completes a page, or if the executor has not been told its whole table yet."""
         inside = seq.computed % self._page
         if not inside or seq.dirty_from != len(seq.table):
             return 0
         return min(self._page - 1 - inside, seq.outputs_left)
 
     def join(self, seq: Sequence, room: int) -> None:
-        """Take a sequence in that has room."""
+        """Take in a sequence that can gain `room` positions, >= 1."""
         lane = self._lanes[seq.request.id] = Lane(seq, self._clock)
         seq.since = self._clock
         seq.due = self._clock + room
@@ -84,7 +112,7 @@ class Cruise:
         heappush(self._due, (seq.due, seq.place, seq))
 
     def leave(self, seq: Sequence) -> None:
-        """Let a member go, up to date; anybody else may leave too."""
+        """Let a member go, with its fields up to date. Does nothing for a sequence that is no member."""
         if seq.since is not None:
             self._settle(seq, seq.since)
             seq.since = None
@@ -95,13 +123,13 @@ class Cruise:
                 self._heard.clear()
 
     def call(self, seq: Sequence) -> None:
-        """An abort while a step is in flight: the member leaves as it was before that step, which gives it
-        one position more and no token."""
+        """Take out a member that gets no token from the step in flight (it was aborted, or none could be
+        sampled). Its fields are as before that step, which still computes one more position for it."""
         self.leave(seq)
         self._called.append(seq)
 
     def called(self) -> list[Sequence]:
-        """Whom `call` was told of since the last call of this."""
+        """The members that `call` took out since `called` was called last."""
         called, self._called = self._called, []
         return called
 
@@ -122,7 +150,7 @@ class Cruise:
             seq.since = self._clock
 
     def _tokens(self, seq: Sequence, since: int) -> bytes:
-        """What a member has said since then."""
+        """The tokens that were sampled for a member since the clock was at `since`, int32 bytes."""
         request, parts, stop = seq.request.id, [], self._clock
         for begun, heard in reversed(self._heard):
             start = begun if begun > since else since
@@ -139,8 +167,8 @@ class Cruise:
     # -- steps ------------------------------------------------------------------------------------
 
     def chunks(self, written: list[Chunk], places: list[int]) -> Chunks:
-        """A plan's chunks: every member's next position, and those written out. places: in the running
-        batch, of the leading ones among these that are decodes."""
+        """A plan's chunks: every member's next position, and those written out. places: for each written
+        chunk that stands among the decodes (these come first), its sequence's place in the running batch."""
         if not self._lanes:
             return Chunks(tuple(written), leading=len(places))
         count, lanes = len(self._lanes), tuple(self._lanes.values())
@@ -156,7 +184,8 @@ class Cruise:
         written: tuple[Chunk, ...],
         places: tuple[int, ...],
     ) -> tuple[Chunk, ...]:
-        """All chunks of a plan. made: the clock and the departures then."""
+        """All chunks of a plan, as they were when it was made. made: the clock and the number of departures
+        at that moment; if both are unchanged, each member's last token is the one that was planned."""
         clock, _ = made
         if made == (self._clock, self._departures):
             tokens = self._last(lanes)
@@ -171,7 +200,7 @@ class Cruise:
         return (*(chunk for _, chunk in decodes), *written[len(places) :])
 
     def _token(self, lane: Lane, position: int) -> bytes:
-        """What was planned at a position, by somebody who may have ended since."""
+        """The token at a member's position in an earlier plan. The sequence may have ended since."""
         seq = lane.seq
         if seq.since is not None and position >= seq.length:
             self._settle(seq, seq.since)
@@ -190,7 +219,7 @@ class Cruise:
         ]
 
     def progress(self) -> list[tuple[int, Progress | None]]:
-        """What a driver may be told of each member, after its place."""
+        """(place, progress) of each member, for the driver."""
         lanes, clock = list(self._lanes.values()), self._clock
         return [
             (
@@ -206,7 +235,8 @@ class Cruise:
         ]  # fmt: skip
 
     def advance(self, sampled: Sampled, repeats: int, stopped: Iterable[RequestId]) -> list[Sequence]:
-        """A plan has run: members gain that many positions, and who is due or was stopped leaves."""
+        """A plan has run `repeats` times: the members gain as many positions. Returns the members that leave,
+        because they are due or were stopped."""
         if not isinstance(sampled, Transcript):
             words = {r: v if isinstance(v, bytes) else tk.word(v) for r in self._lanes for v in (sampled[r],)}
             self._heard.append((self._clock, words))
@@ -226,14 +256,15 @@ class Cruise:
 
     @staticmethod
     def _gone(entry: tuple[int, int, Sequence]) -> bool:
+        # True if the entry's sequence has left the cruise, or left and joined again, since it was made.
         due, place, seq = entry
         return seq.since is None or seq.due != due or seq.place != place
 
     # -- room -------------------------------------------------------------------------------------
 
     def owed(self, share: float) -> int:
-        """Pages that members lack of what they will hold at the end of that share of their outputs
-        (`Admission`). For what is known their tables have room."""
+        """Pages that members lack of what they will hold at the end of that share of their outputs, as
+        `Admission` counts them. Their tables have room for what is known, so with share 0 they lack none."""
         clock, page, owed = self._clock, self._page, 0
         if not share:
             return 0

@@ -1,10 +1,17 @@
 """The chunks of the step being planned. Owns: its token budget, where chunks end, what they take over first.
 
-Rules: a chunk ends on an absolute page boundary unless it ends the prompt, or is
-the step's first prefill and the budget is below a page: a rest below a page goes to nobody else, who would
-compute part of a page that one ahead of it computes next. With `coalesced` flights a prefilling request
-looks again before each chunk, so it takes over what others have published or plan in this very step.
-Whose turn it is, and who gives way, is the planner's to say.
+Rules:
+1. A chunk ends on an absolute page boundary, with two exceptions: it may end with the prompt, and the step's
+   first prefill may end inside a page if the budget is below a page. If less than a page of the budget is
+   left after another prefill, it stays unused: a request that took it would compute a part of a page that the
+   request ahead of it may compute whole in the next step.
+2. With `coalesced` flights a prefilling request looks again before each chunk, and takes over the pages that
+   other requests have published or plan in this very step, instead of computing them.
+3. Which request's turn it is, and which gives way, is decided in planner.py.
+
+Example: pages of 16, a budget of 60, two prompts of 50 and 100 tokens that share nothing. The first chunk is
+[0, 50), because it ends the prompt. 10 tokens are left, less than a page, so the second request waits. With a
+budget of 70 it gets [0, 16), and 4 tokens stay unused.
 """
 
 from __future__ import annotations
@@ -16,8 +23,12 @@ from hotprefix.kernel.state import State
 
 
 class Draft:
-    """budget: tokens that may still be planned. prefilled: whether anybody who lacks more than one position
-    has a chunk. chunks: those written out; first who needed one position, then prefills."""
+    """The step being planned.
+
+    budget: tokens that may still be planned.
+    prefilled: whether a request that lacked more than one position has a chunk.
+    chunks: the chunks written out: first those of requests that lacked one position, then prefills.
+    """
 
     def __init__(self, state: State) -> None:
         self._s = state
@@ -28,17 +39,18 @@ class Draft:
         self.chunks: list[Chunk] = []
 
     def begin(self) -> None:
-        """Nothing is planned yet."""
+        """Begin a step, with no chunk."""
         self.chunks, self._places = [], []
         self.prefilled = False
 
     def refill(self) -> None:
-        """Give the whole budget of a step. Who cruises takes his share of it in `add_decodes`."""
+        """Give the whole budget of a step. What cruising requests take of it is subtracted in
+        `add_decodes`."""
         self.budget = self._s.config.max_batched_tokens
 
     @property
     def computes(self) -> bool:
-        """Whether the step computes anything: who cruises is in every plan."""
+        """Whether the step computes anything. Cruising requests are in every plan."""
         return bool(self.chunks) or len(self._s.cruise) > 0
 
     def finished(self) -> Chunks:
@@ -48,8 +60,8 @@ class Draft:
     # -- decodes ----------------------------------------------------------------------------------
 
     def add_decodes(self) -> None:
-        """`add` for all that need one position: decodes, and rests of prompts. A decode with room in its page
-        begins to cruise."""
+        """Plan one position for each request that lacks one: decodes, and prefills that lack one token. A
+        decode that has room in its page begins to cruise and gets no chunk of its own."""
         s = self._s
         cruising = self._cruises and not s.suspects
         self.budget -= len(s.cruise)
@@ -68,7 +80,7 @@ class Draft:
             s.awake = [seq for seq in s.awake if seq.since is None]
 
     def _add_decode(self, seq: Sequence, start: int) -> None:
-        """One position, which may need a page."""
+        """Plan one position, if the budget and, for a new page, L1 allow it."""
         s = self._s
         if not self.budget:
             return
@@ -79,13 +91,13 @@ class Draft:
     # -- prefills ---------------------------------------------------------------------------------
 
     def go_on(self, seq: Sequence) -> None:
-        """A running prefill's next chunk, as far as there is budget and nothing to wait for."""
+        """Plan a running prefill's next chunk if there is budget and nothing to wait for."""
         if self.budget and not self._must_pause(seq):
             self.add(seq)
 
     def _must_pause(self, seq: Sequence) -> bool:
-        """Take over what others have published or plan now; True where what comes next is planned by
-        another request in this step and cannot be read before it is committed."""
+        """Take over what other requests have published or plan in this step. True if the next pages are
+        planned by another request and cannot be read before the step is committed."""
         s = self._s
         if not (s.rules.share_flight and seq.prefilling):
             return False
@@ -113,7 +125,8 @@ class Draft:
         self._record(seq, start, stop)
 
     def stop(self, start: int, length: int) -> int:
-        """Where a chunk from `start` ends under the budget; `start` itself where it has to wait."""
+        """The position at which a chunk from `start` ends under the budget, by rule 1; `start` itself if the
+        request has to wait. length: the request's known tokens."""
         stop = min(length, start + self.budget)
         page = self._s.config.page_size
         aligned = stop // page * page
@@ -126,7 +139,7 @@ class Draft:
     # -- both -------------------------------------------------------------------------------------
 
     def _record(self, seq: Sequence, start: int, stop: int) -> None:
-        """Write a chunk into the plan; its pages are there."""
+        """Write out the chunk [start, stop), whose pages are in the table."""
         table_from, pages = seq.dirty_from, len(seq.table)
         table = tuple(seq.table[table_from:]) if table_from < pages else ()
         seq.dirty_from = pages

@@ -1,9 +1,14 @@
 """How long moving or computing pages takes. Owns: the running estimates, and restore-or-recompute.
 
-Rules: the choice is by predicted time, not by presence. Estimates start from the
-configured figures and follow what drivers report (an exponential mean), so both drivers learn from
-outcomes alone. Where a figure is unknown the transfer is tried once, to learn it; each refusal makes a
-little light of the figure that led to it, so that one bad moment does not rule a tier out for ever.
+Rules:
+1. The choice is by predicted time, not by presence (rule 39).
+2. Estimates start from the configured figures and follow what drivers report (an exponential mean), so both
+   drivers learn from outcomes alone.
+3. If a figure is not known, the transfer is done, to learn it.
+4. Each refusal lowers the figure that led to it a little, so that one bad moment does not rule a tier out for
+   ever. Example: with RELAX = 0.005 a restore that looked twice as slow as computing is tried again after 139
+   refusals.
+
 Units: seconds.
 """
 
@@ -37,9 +42,12 @@ class Rate:
 
 @dataclass(slots=True)
 class Prediction:
-    """What was predicted beside what happened; only of those times for which there are both. times: how many.
-    predicted_s, observed_s: their sums, so that the difference is the bias. error_s: sum of the differences
-    without their signs."""
+    """What was predicted beside what happened, over the times for which both are known.
+
+    times: how many these are.
+    predicted_s, observed_s: the sums of both; their difference is the bias.
+    error_s: the sum of the absolute differences.
+    """
 
     times: int = 0
     predicted_s: float = 0.0
@@ -57,11 +65,16 @@ class Prediction:
 
 @dataclass(slots=True)
 class Predictions:
-    """Restore or recompute, predicted and seen; a restore, prefill or fetch that nobody measured is in none
-    of these. restore: a step's copies L2 -> L1. prefill: of steps that are nearly all prefill. fetch: L3 ->
-    L2. restored_s: seconds of prefill that restores which were chosen are predicted to have avoided, which
-    nobody can observe; restored: how many of these there were. refused: restores not chosen, because
-    computing was predicted to be quicker."""
+    """Restore or recompute, predicted and seen. A restore, prefill or fetch that was not measured is in none
+    of these.
+
+    restore: the copies L2 -> L1 of a step.
+    prefill: steps that are nearly all prefill.
+    fetch: fetches L3 -> L2.
+    restored: how many restores were chosen, among those for which the prefill's time was predicted.
+    restored_s: the seconds of prefill that these are predicted to have avoided. That cannot be observed.
+    refused: how many restores were not chosen, because computing was predicted to be quicker.
+    """
 
     restore: Prediction = field(default_factory=Prediction)
     prefill: Prediction = field(default_factory=Prediction)
@@ -77,8 +90,13 @@ class Predictions:
 
 
 class Estimates:
-    """compute: per prefill token; restore: per page L2 -> L1; fetch: per page L3 -> L2. seen: how predictions
-    compare with what happened; nothing is decided by it."""
+    """The running estimates.
+
+    compute: seconds per prefill token.
+    restore: seconds per page L2 -> L1.
+    fetch: seconds per page L3 -> L2.
+    seen: how predictions compare with what happened; nothing is decided by it.
+    """
 
     def __init__(self, compute: float | None, restore: float | None, fetch: float | None) -> None:
         self.compute = Rate(compute)
@@ -87,19 +105,19 @@ class Estimates:
         self.seen = Predictions()
 
     def restored(self, seconds: float, pages: int) -> None:
-        """A step's restores took so long."""
-        if seconds > 0:  # 0: nobody measured
+        """Learn from a step whose restores, of `pages` pages, took `seconds`."""
+        if seconds > 0:  # 0: it was not measured
             self.seen.restore.add(self.restore.predict(pages), seconds)
         self.restore.learn(seconds, pages)
 
     def computed(self, seconds: float, tokens: int) -> None:
-        """A step that was nearly all prefill took so long."""
+        """Learn from a step that was nearly all prefill, of `tokens` tokens, and took `seconds`."""
         if seconds >= 0:
             self.seen.prefill.add(self.compute.predict(tokens), seconds)
         self.compute.learn(seconds, tokens)
 
     def fetched(self, seconds: float, pages: int) -> None:
-        """A fetch of which so many pages came took so long."""
+        """Learn from a fetch that brought `pages` pages in `seconds`."""
         if pages > 0 and seconds >= 0:
             self.seen.fetch.add(self.fetch.predict(pages), seconds)
         self.fetch.learn(seconds, pages)
@@ -113,14 +131,15 @@ class Estimates:
         return False
 
     def begun(self, pages: int, page_size: int) -> None:
-        """A restore that was chosen has begun."""
+        """Count a restore that was chosen and has begun."""
         avoided = self.compute.predict(pages * page_size)
         if avoided is not None:
             self.seen.restored += 1
             self.seen.restored_s += avoided
 
     def choose_fetch(self, pages: int, gain: int, page_size: int) -> bool:
-        """Whether getting `pages` pages from L3 and copying `gain` of them to L1 beats computing those."""
+        """Whether fetching `pages` pages from L3 and copying `gain` of them to L1 beats computing the tokens
+        of these `gain` pages."""
         fetch, restore = self.fetch.predict(pages), self.restore.predict(gain)
         total = None if fetch is None else fetch + (restore or 0.0)
         if _beats(total, self.compute.predict(gain * page_size)):

@@ -1,11 +1,16 @@
-"""Exact-input single flight. Owns: who leads a prompt's computation, who waits for it, and which
-released ids are still to end.
+"""Exact-input single flight. Owns: which request leads a prompt's computation, which requests wait for it,
+and which released ids are still to end.
 
-Rules (flight, docs/terms.md): a flight exists only while somebody waits or may come to wait; it
-disappears at release, so its record holds nothing that no longer matters. Released ids live in one
-set until their terminal notice, so that notice is valid while an unknown id is an error. A leader
-that ends early hands over to the first follower, at most `max_elections` times in a row; then all
-followers run independently. Followers hold no pages and leave without touching anybody else.
+Rules (flight, docs/terms.md):
+1. A flight exists from its leader's submission to its release. After that it is forgotten.
+2. A released id is remembered until its terminal notice, so that this notice is valid and one for an unknown
+   id is an error.
+3. A leader that cannot go on hands over to the first follower, at most `max_elections` times in a row. Then
+   all followers run on their own (rule 30).
+4. Followers hold no pages, and one that leaves changes nothing for the others.
+
+Example: A, B and C have the same prompt. A leads, B and C wait. A is aborted: B leads (one election), C still
+waits. B's prompt is published: C is released and finds all of it.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ class ExactFlights:
         return len(self._key_of) + len(self._released)
 
     def join(self, request: RequestId, key: Hashable) -> bool:
-        """Enter a request; True where it must wait for the flight's leader."""
+        """Enter a request. True if it must wait for the flight's leader; False if it leads a new flight."""
         if request in self._key_of or request in self._released:
             raise ProtocolError(f"request {request} is in a flight already")
         flight = self._flights.get(key)
@@ -63,7 +68,8 @@ class ExactFlights:
         return key is not None and self._flights[key].leader == request
 
     def release(self, leader: RequestId) -> list[RequestId]:
-        """The leader's prompt is published (or it ended): its followers may go on. Closes the flight."""
+        """Close a flight whose leader's prompt is published, or whose leader has ended. Returns the
+        followers, which may go on now."""
         if not self.leads(leader):
             raise ProtocolError(f"request {leader} leads no flight")
         flight = self._flights.pop(self._key_of[leader])
@@ -74,8 +80,8 @@ class ExactFlights:
         return freed
 
     def hand_over(self, leader: RequestId) -> list[RequestId]:
-        """The leader cannot go on (abort, failure, retraction). Returns who may run now: the next
-        leader, or everybody once the elections are used up, or nobody where nobody waited."""
+        """Replace a leader that cannot go on (abort, failure, retraction). Returns the requests that may run
+        now: the next leader; or all followers if the elections are used up; or none if none waited."""
         if not self.leads(leader):
             raise ProtocolError(f"request {leader} leads no flight")
         key = self._key_of[leader]
@@ -91,8 +97,8 @@ class ExactFlights:
         return [heir]
 
     def ended(self, request: RequestId) -> None:
-        """Terminal notice of a follower still waiting or of a released request; then it is forgotten.
-        Raises ProtocolError for a leader (release or hand over first) and for an unknown id."""
+        """Forget a request that has ended: a follower that was still waiting, or a released request. Raises
+        ProtocolError for a leader (release or hand over first) and for an unknown id."""
         if request in self._released:
             self._released.remove(request)
             return

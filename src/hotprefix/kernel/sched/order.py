@@ -1,9 +1,11 @@
 """In which order waiting requests are tried. Owns: the pure order keys.
 
-Rules: a key is a pure function of a read-only candidate. Ageing is one
-rule for every order: a request that later arrivals have overtaken `max_overtakes` times goes before
-all that have not, first come first served among such, and nobody overtakes it any more. So a cold
-request's wait is bounded by a count, however deep the queue and however the arrivals are spaced.
+Rules:
+1. A key is a pure function of a read-only candidate.
+2. Ageing is one rule for every cache-aware order. A request that later arrivals have overtaken
+   `max_overtakes` times goes before all that have not been, first come first served among such, and no
+   request overtakes it any more. So the wait of a cold request is bounded by a count, however deep the queue
+   is and however the arrivals are spaced (rule 21).
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ OrderKey = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A waiting request as an order policy sees it. path: ids of the tree nodes its cached prefix ends
-    in, from the root down; matched/remaining: tokens; serial: arrival order."""
+    """A waiting request as an order policy sees it.
+
+    serial: its place in the order of arrival.
+    priority: smaller is more important.
+    overtaken: how often a later request was admitted before it.
+    matched: leading tokens that are in the cache.
+    remaining: the tokens that it has to compute.
+    path: serials of the tree nodes on its cached prefix, from the root down; only order `dfs` fills it.
+    """
 
     serial: int
     priority: int
@@ -47,8 +56,8 @@ def shortest_prefill(c: Candidate) -> OrderKey:
 
 
 def subtree_weight(candidates: Iterable[Candidate]) -> Callable[[Candidate], OrderKey]:
-    """Depth-first over the tree, the subtree with most waiting requests first: what shares a prefix is
-    admitted together however its arrivals were interleaved (rule 22)."""
+    """A key that goes through the tree depth first, the subtree with the most waiting requests first. So
+    requests that share a prefix are admitted together, however their arrivals were interleaved (rule 22)."""
     weight = Counter(node for c in candidates for node in c.path)
 
     def key(c: Candidate) -> OrderKey:

@@ -1,8 +1,27 @@
-"""Step planning. Owns: which requests one forward pass computes, in which order, and who gives way.
+"""Step planning. Owns: which requests one forward pass computes, in which order, and which one gives way.
 
-Rules: decodes first, then running prefills, then admissions, under one
-token budget; how far each goes is `draft.py`'s. When decodes would not fit, the cheapest victims are
-retracted. After a failed step its requests run alone until past the point of failure.
+The problem: each step has a token budget, and L1 has a number of pages. Which requests does the step advance,
+and which waiting ones may start, so that none starves and no page is computed twice?
+
+Rules, in the order in which a plan is made:
+1. A new pass begins with upkeep (`begin`): the reserve decays, holds whose time is up end, runs are joined
+   again, and waiting prefixes are refreshed.
+2. If requests of a failed step are left, the first of them is planned alone (rule 25). The rest below applies
+   only if it cannot run yet.
+3. With preemption, less important running requests are displaced first. If decodes lack pages, holds of
+   sessions are dropped, and then the cheapest running requests retracted, until all decodes fit.
+4. Decodes are planned first, then running prefills, then admissions, under one token budget (rule 17).
+   draft.py decides how far each goes, and admit.py whether a waiting request fits.
+5. If nothing can be computed although requests run, one of them gives way, and the planner tries again.
+6. If still nothing can be computed, holds of sessions are dropped one by one. After that it is a stall, and
+   the plan says why.
+
+Example (pages of 16, publication `schedule`, flight `coalesced`): a budget of 2048, 10 decodes, a running
+prefill with 500 tokens left, and two waiting prompts of 2000 tokens that share their first 1600, none of them
+in the cache. The decodes take 10 tokens and the prefill 500. The first waiting prompt gets 1536 of the 1538
+that are left: whole pages. In the next step there are 11 decodes. The first prompt computes its last 464
+tokens, and with them the last 64 shared ones. So the second prompt starts behind the shared 1600 in that very
+step and computes its own 400.
 """
 
 from __future__ import annotations
@@ -25,7 +44,7 @@ NOTHING = Moves()
 
 
 class Planner:
-    """Builds one StepPlan at a time. begun: the first part of a pass has been done, the rest has not."""
+    """Builds one StepPlan at a time. begun: the first part of a pass has been done, and the rest has not."""
 
     def __init__(self, state: State) -> None:
         self._s = state
@@ -39,7 +58,7 @@ class Planner:
         self.begun = False
 
     def begin(self) -> bool:
-        """A planning pass's first part; True where it was a pass of refresh."""
+        """Do a planning pass's first part. True if waiting prefixes were refreshed."""
         s, passes = self._s, self._s.counters.refresh_passes
         self.begun = True
         s.step += 1
@@ -51,7 +70,7 @@ class Planner:
         return s.counters.refresh_passes > passes
 
     def plan(self) -> StepPlan:
-        """The rest of it."""
+        """Do the rest of the pass (all of it if `begin` was not called), and return its plan."""
         s, draft = self._s, self._draft
         if not self.begun:
             self.begin()
@@ -63,7 +82,7 @@ class Planner:
         while True:
             if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
                 self._plan_batch()
-            # Sessions' holds give way where nothing else can run.
+            # Holds of sessions give way if nothing else can run.
             if draft.computes or not (self._starved() and s.sessions.drop_oldest()):
                 break
         planned = draft.computes
@@ -80,7 +99,7 @@ class Planner:
         )  # fmt: skip
 
     def _fetches(self, prefetch: Prefetcher) -> tuple[tuple[Fetch, ...], tuple[int, ...]]:
-        """(starts, cancels) for the plan, told to whoever listens."""
+        """(starts, cancels) for the plan; their events are emitted."""
         s = self._s
         fetches, cancels = prefetch.take()
         if s.emit.wants(ev.FetchStarted):
@@ -106,14 +125,14 @@ class Planner:
             self._admit()
             if draft.computes:
                 return
-            # Prefills that hold pages and wait for each other: the cheapest gives way.
+            # Running prefills hold pages and wait for each other's. The cheapest gives way.
             victim = self._admission.victim(s.running)
             if victim is None or len(s.sessions):
                 return
             self._retract(victim, "no running request could go on")
 
     def _plan_alone(self, seq: Sequence) -> bool:
-        """Plan nothing but a suspect; False where it cannot run yet."""
+        """Plan nothing but one suspect. False if it cannot run yet."""
         self._draft.refill()
         if seq.phase is Phase.RUNNING:
             self._draft.go_on(seq)
@@ -124,7 +143,8 @@ class Planner:
     # -- running requests -------------------------------------------------------------------------
 
     def _make_room_for_decodes(self) -> None:
-        """Retract the cheapest victims until every decode can have its next position's page."""
+        """Drop holds of sessions, then retract the cheapest victims, until every decode can have the page of
+        its next position."""
         s = self._s
         page = s.config.page_size
         while True:
@@ -151,8 +171,9 @@ class Planner:
     # -- waiting requests -------------------------------------------------------------------------
 
     def _admit(self, above: int | None = None) -> None:
-        """Try waiting requests in order, a bounded number past those that do not fit. above: only those
-        more important than this priority."""
+        """Try waiting requests in order. The rest is not tried after `lookahead` + 1 requests that do not
+        fit, or after one that does not fit and may not be overtaken any more. above: only requests that are
+        more important than this priority are tried."""
         s, draft = self._s, self._draft
         if not (draft.budget and s.slots and len(s.queue)) or self._suspect_overtaken():
             return
@@ -171,11 +192,12 @@ class Planner:
                     return
 
     def _suspect_overtaken(self) -> bool:
-        """A suspect that finds no room must not be overtaken for ever either."""
+        """Whether a suspect that finds no room has been overtaken as often as is allowed. Then no other
+        request may start."""
         return any(q.overtaken >= self._s.config.max_overtakes for q in self._s.suspects.values())
 
     def _can_start(self, seq: Sequence) -> bool:
-        """Whether the budget's rest is enough for a first chunk."""
+        """Whether the rest of the budget is enough for the sequence's first chunk."""
         start = self._admission.cached_tokens(seq)
         return self._draft.stop(start, seq.length) > start
 
@@ -184,7 +206,8 @@ class Planner:
         self._draft.add(seq)
 
     def _preempt(self) -> None:
-        """For the first that could start: one whose pages are still on their way would not use the room."""
+        """Make room for the first waiting request by retracting less important ones. A request that waits for
+        its pages from L3 is passed over, because it would not use the room yet."""
         ready = self._ready()
         if ready:
             for seq in self._admission.preempt_for(ready[0]):
@@ -202,12 +225,13 @@ class Planner:
     # -- stall ------------------------------------------------------------------------------------
 
     def _starved(self) -> bool:
-        """Whether a plan without chunks means that room is lacking: not where all wait for L3."""
+        """Whether a plan without chunks means that room is lacking. It does not if all requests wait for
+        L3."""
         s = self._s
         return s.running_count > 0 or any(not s.waits_for_storage(seq) for seq in s.queue)
 
     def _stall(self) -> Stall | None:
-        """Why nothing runs though requests wait for room."""
+        """Why nothing runs although requests wait for room; None if none does."""
         s = self._s
         waiting = self._ready()
         if not waiting:

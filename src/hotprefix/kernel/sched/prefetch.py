@@ -1,12 +1,15 @@
-"""Getting pages from L3 while their requests wait. Owns: the fetches in flight and who waits for them.
+"""Getting pages from L3 while their requests wait. Owns: the fetches in flight, and which requests wait for
+them.
 
-Rules: a fetch starts as soon as its request is among the first of the queue, in
-queue order, and never holds more of L2 than its window, so late waiters take nothing from the head
-(rule 36). Payloads arrive in buffers of the driver's; L2 pages are taken only when they land,
-so nothing can be overwritten by late bytes. A request whose every page is on its way shares that fetch;
-one that lacks more starts its own (a driver reads a page once for both). What lands is indexed under the
-fetch's own tokens, whoever waits for it by then. A fetch nobody waits for any more is cancelled; what
-comes of it then is dropped.
+Rules:
+1. A fetch starts as soon as its request is among the first of the queue, in queue order. All fetches together
+   hold at most half of L2 (the window), so later requests take no room from the head (rule 36).
+2. Payloads arrive in buffers of the driver's. L2 pages are taken only when the payloads land, so late bytes
+   can overwrite nothing.
+3. A request whose pages are all on their way shares that fetch. A request that lacks more starts its own; a
+   driver reads a page once for both.
+4. What lands is indexed under the fetch's own tokens, whichever requests wait for it by then.
+5. A fetch for which no request waits any more is cancelled, and what still comes of it is dropped.
 """
 
 from __future__ import annotations
@@ -30,8 +33,16 @@ from hotprefix.kernel.tokens import TOKEN_BYTES
 
 @dataclass(slots=True)
 class InFlight:
-    """keys: of the pages wanted, from page `first` of the prefix `tokens` on. pin: on what has landed,
-    while anybody waits."""
+    """One fetch.
+
+    id: its number.
+    namespace, tokens: of the prefix whose pages are wanted; `tokens` ends with the last of them.
+    first: index of the first wanted page in the prefix.
+    keys: names of the wanted pages, in order.
+    waiters: the requests that wait for it, by id.
+    done: its payloads have arrived.
+    pin: protects in L2 what has landed, as long as a request waits; None if nothing landed.
+    """
 
     id: int
     namespace: Namespace
@@ -80,18 +91,21 @@ class Prefetcher:
     # -- starting ---------------------------------------------------------------------------------
 
     def look_ahead(self, queue: Iterable[Sequence]) -> None:
-        """Start what the first waiting requests lack, in order, until the window is full. Those behind it
-        that lack nothing are not to wait for that."""
+        """Start fetches of what the first waiting requests lack, in order, until the window is full. After
+        that the requests behind are still looked at, so that one that lacks nothing need not wait."""
         room = True
         for seq in islice(queue, self._look):
             if not seq.fetch_decided:
                 room = self._decide(seq, room) and room
 
     def _decide(self, seq: Sequence, room: bool) -> bool:
-        """Decide once per wait; False where there is no room in the window and it must be asked again.
+        """Decide, once per wait, whether to fetch for a request. False if the window has no room and it must
+        be decided again.
 
-        A fetch begins where L2's copy ends, because L2 holds no page without its parents; it is worth
-        what it brings beyond L1.
+        A fetch begins where L2's copy ends, because L2 holds no page without its parents. What it gains are
+        the pages that it brings beyond what L1 holds. Example: L2 has 10 pages of the prompt, L1 has 14, and
+        30
+        can be reused: 20 pages are fetched, and 16 gained.
         """
         page = self._host.tier.page_size
         limit = seq.reuse_limit // page
@@ -146,7 +160,7 @@ class Prefetcher:
         return self._policy is Prefetch.WAIT_COMPLETE or now - seq.arrival < self._timeout
 
     def leave(self, seq: Sequence) -> None:
-        """A request is admitted or has ended: it waits for nothing any more."""
+        """Let a request that is admitted or has ended wait for nothing any more."""
         seq.fetch_decided = True
         if seq.fetch is None:
             return
@@ -171,7 +185,7 @@ class Prefetcher:
         self._unname(flight)
 
     def _unname(self, flight: InFlight) -> None:
-        """Nobody may join it any more."""
+        """Let no further request join a fetch."""
         for name in flight.keys:
             if self._by_key.get(name) is flight:
                 del self._by_key[name]
@@ -179,9 +193,9 @@ class Prefetcher:
     # -- landing ----------------------------------------------------------------------------------
 
     def arrived(self, fetch: int, pages: int, seconds: float) -> dict[int, int]:
-        """The leading `pages` payloads of a fetch are here: which L2 page each must be written to now,
-        by index. Empty for a fetch that was cancelled meanwhile. Raises ProtocolError where more came
-        than was asked for."""
+        """The leading `pages` payloads of a fetch are here. Returns, by the payload's index, the L2 page to
+        which it must be written. Empty for a fetch that was cancelled meanwhile. Raises ProtocolError if more
+        pages came than were asked for."""
         flight = self._by_id.get(fetch)
         if flight is None or flight.done:
             self.counters.late += 1
@@ -203,7 +217,7 @@ class Prefetcher:
         return taken
 
     def take_joins(self) -> list[tuple[int, str]]:
-        """(fetch, request) of those that joined another's fetch since the last call."""
+        """(fetch, request) of the requests that joined another request's fetch since the last call."""
         taken, self._joins = self._joins, []
         return taken
 

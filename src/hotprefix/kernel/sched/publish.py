@@ -1,8 +1,8 @@
 """When computed pages become visible. Owns: the rules that publication and flight give together.
 
-Rules (docs/terms.md and *flight*): single flight needs what it hands over to be visible, so
-`exact-prefill` publishes the prompt when its prefill is done, and `coalesced` publishes prompt pages
-after every step, whatever the publication setting; that setting then governs generated pages only.
+Rule (docs/terms.md, *publication* and *flight*): a flight can hand over only what others can find. So
+`exact-prefill` publishes a prompt when its prefill is done, and `coalesced` publishes prompt pages after
+every step, whatever the publication setting is. That setting then governs generated pages only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from hotprefix.kernel.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """share_flight: prefilling requests look again each step. plan_ahead: pages are indexed as planned
-    when their step is planned. read_planned: others may read those in the same step."""
+    """What publication and flight come to.
+
+    share_flight: prefilling requests look for further pages before each chunk.
+    plan_ahead: pages are indexed, as planned, when the step that computes them is planned.
+    read_planned: other requests may read planned pages in that same step.
+    prompt_each_step: prompt pages are published after each step.
+    outputs_each_step: generated pages are published after each step.
+    at_prefill: prompt pages are published when the prompt is done.
+    at_end: what a request has computed is published when it ends.
+    """
 
     share_flight: bool
     plan_ahead: bool
@@ -28,7 +36,8 @@ class Rules:
 
 
 def rules_for(config: KernelConfig, capabilities: Capabilities) -> Rules:
-    """The effective rules; `schedule` falls back to `step` where same-step reading is unsound."""
+    """The rules of a configuration. `schedule` becomes `step` if pages cannot be read in the very step that
+    computes them: if the executor cannot do it, or if a layer group keeps a recurrent state."""
     if not config.prefix_cache:
         return Rules(False, False, False, False, False, False, False)
     publication = config.publication
@@ -52,7 +61,7 @@ def rules_for(config: KernelConfig, capabilities: Capabilities) -> Rules:
 
 
 def publishable(rules: Rules, seq: Sequence, ended: bool) -> int:
-    """Leading computed tokens of a sequence that are to be visible after this commit."""
+    """How many leading computed tokens of a sequence others may find after this commit."""
     if ended:
         return seq.computed if rules.at_end else 0
     if rules.outputs_each_step:

@@ -1,8 +1,9 @@
 """The waiting queue. Owns: which sequences wait for admission, in arrival order, and their count of
 overtakes.
 
-Rules: kept sorted by arrival serial (a retracted request returns to its own place, not to the end);
-ordering for admission is a view computed when needed and stores nothing.
+Rules:
+1. The queue is sorted by arrival. A retracted request returns to its own place, not to the end.
+2. The order of admission (order.py) is computed from it when needed, and nothing of it is stored here.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ class WaitingQueue:
         del self._items[at]
 
     def since(self, serial: int) -> int:
-        """How many came after the one with that serial."""
+        """How many waiting requests came after the one with that serial."""
         return len(self._items) - bisect_right(self._items, serial, key=_serial)
 
     def admitted(self, seq: Sequence) -> None:
-        """Remove an admitted sequence; everybody who came before it and still waits was overtaken."""
+        """Remove an admitted sequence. Every request that came before it and still waits was overtaken."""
         at = bisect_left(self._items, seq.serial, key=_serial)
         self.remove(seq)
         for earlier in self._items[:at]:
             earlier.overtaken += 1
 
     def walk(self) -> Iterator[Sequence]:
-        """All in order; the one given last may be taken out meanwhile."""
+        """All sequences in order. The one given last may be removed meanwhile."""
         at = 0
         while at < len(self._items):
             seq = self._items[at]

@@ -1,12 +1,18 @@
 """What waiting requests will need soon. Owns: the refresh arms `off`, `window`, `queue_informed`.
 
-Rules (rule 31): recency only. A pass pins
-nothing, loads nothing, looks nothing up outside and changes no request's stored match beyond the memo
-that any lookup keeps. `window` touches the prefixes of the first W waiting requests in reverse, so
-that the head's ends most recent; it applies where recency decides eviction and the order is blind to
-the cache. `queue_informed` touches nothing: an allocation that must evict takes those prefixes last.
-In a layer group that needs only a prefix's end, only that is refreshed.
-Both run also while the running batch is full, which is when they matter.
+Rules (rule 31):
+1. A refresh moves recency only. It pins nothing, loads nothing, asks nothing outside, and changes no
+   request's match beyond the memo that any lookup keeps.
+2. `window` touches the prefixes of the first `refresh_window` waiting requests in reverse, so that the head's
+   becomes the most recent. It does nothing if eviction does not go by recency, or if the order of the queue
+   goes by the cache.
+3. `queue_informed` touches nothing. An allocation that must evict takes the prefixes of those requests last.
+4. In a layer group, which needs only a prefix's end, only that end is refreshed.
+5. Both also work while the running batch is full, which is when they matter.
+
+Example: three requests wait that match prefixes A, B and C, in this order. `window` touches C, then B, then
+A. If L1 must evict, whatever no request waits for goes first, then C, then B; A, which is needed next, goes
+last.
 """
 
 from __future__ import annotations
@@ -45,7 +51,8 @@ class QueueRefresh:
                 self._inform(group)
 
     def run(self) -> None:
-        """Once per planning pass, before the queue is ordered."""
+        """Refresh waiting prefixes if that is due. Called once per planning pass, before the queue is
+        ordered."""
         if not self._window:
             return
         if self._s.step % self._s.config.refresh_every:
@@ -60,8 +67,9 @@ class QueueRefresh:
         self._s.counters.refresh_touches += touched
 
     def passes_left(self) -> int:
-        """Passes until the next one that touches something new; those in between may be left out. With
-        `refresh_every` = 1 each repeats the last one's touches, which changes no order."""
+        """How many passes may be left out before the next refresh that touches something new. With
+        `refresh_every` = 1 every pass repeats the last one's touches, which changes no order, so the answer
+        is `UNBOUNDED`."""
         every = self._s.config.refresh_every
         if not self._window or every == 1:
             return UNBOUNDED
@@ -71,8 +79,8 @@ class QueueRefresh:
         return list(islice(self._s.queue, self._s.config.refresh_window))
 
     def _wanted(self) -> Mapping[Node, int]:
-        """Leading pages of each node that the first W waiting requests match. Ancestors need no entry:
-        they cannot go before their children."""
+        """Node -> how many of its leading pages the first waiting requests match. The nodes above need no
+        entry, because they cannot be evicted before their children."""
         wanted: dict[Node, int] = {}
         for match in self._matches():
             if match.inside:
@@ -80,7 +88,7 @@ class QueueRefresh:
         return wanted
 
     def _inform(self, group: Frames) -> None:
-        """The same for a layer group: which pages' frames those requests need."""
+        """Tell a layer group which pages' frames the first waiting requests need."""
         group.wanted = lambda: wanted_pages(group, self._matches())
 
     def _matches(self) -> list[Match]:

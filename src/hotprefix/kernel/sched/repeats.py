@@ -1,9 +1,22 @@
 """How often a plan may run. Owns: the moment at which something would be decided again.
 
-Rules (decision 10): only a step in which all that runs decodes may be repeated: up to the step that
-completes one's outputs, or a page where that decides nothing, and before a window lets go of a page, a
-refresh is due or the reserve's decay could let anybody in. No page is allocated, published or returned until
-then. It is exact: a property test compares every event with those of single steps.
+The problem: while all running requests decode and no waiting request can start, one plan after another is the
+same but for its positions. Planning each of them costs the driver more than it gains. So a plan says how many
+times it may run (`StepPlan.repeat`) before a planning pass would decide anything.
+
+Rules (decision 10):
+1. Only a step in which every running request decodes may be repeated, and none in which a suspect runs.
+2. The repeats after the first allocate no page. So they end with the step that completes a request's page,
+   and one step earlier if a completed page could decide something (`_may_complete`).
+3. The repeats end with the step that gives a request its last output.
+4. They end before a window of a layer group lets go of a page, and before a refresh is due.
+5. They end before the reserve has decayed enough to admit a waiting request.
+6. The count is exact: a property test compares every event with those of single steps.
+
+Example: pages of 16, nothing waits, two requests with 100 and 109 computed positions and 50 outputs left
+each. The first completes its page after 12 more positions (112), the second after 3 (112), so the plan may
+run 3 times; the plan after it gives the second request a page. If completing a page may decide something, 2
+times.
 """
 
 from __future__ import annotations
@@ -17,7 +30,8 @@ from hotprefix.kernel.state import State
 
 
 class Repeats:
-    """Looks at one state; changes nothing. blocked: who was tried in this pass and found no room."""
+    """Looks at one state and changes nothing. In every method, `blocked` are the waiting requests that were
+    tried in this pass and did not fit."""
 
     def __init__(self, state: State, admission: Admission, refresh: QueueRefresh) -> None:
         self._s = state
@@ -25,7 +39,8 @@ class Repeats:
         self._refresh = refresh
 
     def of(self, written: int, blocked: list[Sequence]) -> int:
-        """Of a plan without prefills or retractions, with that many chunks written out; >= 1."""
+        """How many times a plan without prefills and retractions may run; >= 1. written: how many of its
+        chunks are written out."""
         s = self._s
         if s.suspects or written + len(s.cruise) != s.running_count:
             return 1
@@ -42,11 +57,11 @@ class Repeats:
         return max(1, most)
 
     def _passes_shut(self, blocked: list[Sequence]) -> int:
-        """Passes in which nobody who waits could start."""
+        """The number of passes, counting this one, in which no waiting request could start."""
         s = self._s
         if not len(s.queue):
             return UNBOUNDED
-        if s.preempts:  # somebody may have to make room, and a slot
+        if s.preempts:  # a running request may have to give its pages and its row to a waiting one
             return 1
         if not s.slots:
             return UNBOUNDED
@@ -57,8 +72,14 @@ class Repeats:
         return self._admission.passes_shut(blocked) if not s.l1.groups else 1
 
     def _may_complete(self, blocked: list[Sequence]) -> int:
-        """1 where the last of the repeats may complete pages: nobody who waits could start on one that is
-        planned, whose place in the queue depends on no page either. 0 where that is not sure."""
+        """1 if the last repeat may complete a page, 0 if it may not or that is not certain.
+
+        A completed page is published with its step if the rules publish outputs. It decides something if it
+        lengthens the match of a waiting request, or if the order of the queue depends on matches. Neither can
+        happen if no request waits, or if outputs are not published at each step. Nor can it if every blocked
+        request has a match that ends at another node than the shared prefix of any running request, because
+        only there the new page is hung into the tree.
+        """
         s = self._s
         if s.l1.groups:
             return 0

@@ -1,9 +1,10 @@
 """Pages a session keeps between its requests. Owns: the holds, their bound and their time limit.
 
-Rules: a hold is a pin on an ended request's prefix, at most `limit` pages in all
-(a shared prefix counts for each hold), at most until its time is up, one per session. In layer groups it
-holds the prefix's last window. Holds give way where nothing else can run: they are a preference, never a
-reason for a stall.
+Rules:
+1. A hold is a pin on the prefix of an ended request. A session has at most one, until its time is up.
+2. All holds together have at most `limit` pages; a page that several holds share counts for each.
+3. In layer groups a hold keeps the frames of the prefix's last window.
+4. Holds give way if nothing else can run. They are a preference, never a reason for a stall.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class Hold:
 
 
 class Returned(NamedTuple):
-    """pages: that nothing else protects. frames: of each layer group, that no other window covers."""
+    """What holds would give back.
+
+    pages: how many pages nothing else protects.
+    frames: for each layer group, how many frames no other window covers.
+    """
 
     pages: int
     frames: Mapping[Frames, int]
@@ -54,8 +59,14 @@ class SessionHolds:
         return [hold.tail for hold in self._holds.values()]
 
     def take(self, key: Key, handle: Node, pages: int, expires: float, tail: Tail = ()) -> bool:
-        """Turn a request's pin into the session's hold; False where the bound forbids it (the caller
-        keeps the pin)."""
+        """Turn a request's pin into its session's hold, in place of an earlier one. False if the bound
+        forbids it; the caller keeps the pin then.
+
+        handle: the pinned node.
+        pages: how many pages the pin protects.
+        expires: the time at which the hold ends.
+        tail: what it keeps of the layer groups.
+        """
         self.drop(key)
         if not pages or self.pages + pages > self._limit:
             return False
@@ -81,8 +92,8 @@ class SessionHolds:
             self.drop(key)
 
     def expired(self, now: float) -> Returned:
-        """What the holds whose time is up would give back: they end with the next plan, which an idle kernel
-        never makes. Nothing changes."""
+        """What the holds whose time is up would give back. They end with the next plan, and an idle kernel
+        makes none. Changes nothing."""
         gone = [hold for hold in self._holds.values() if hold.expires <= now]
         pins: dict[Node, int] = {}
         pages = 0
@@ -101,7 +112,7 @@ class SessionHolds:
         return Returned(pages, {group: group.only_held_by(times) for group, times in covered.items()})
 
     def drop_oldest(self) -> bool:
-        """Give way; False where nothing is held."""
+        """Drop the oldest hold. False if there is none."""
         if not self._holds:
             return False
         self.drop(next(iter(self._holds)))

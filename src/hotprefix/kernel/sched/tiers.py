@@ -1,10 +1,13 @@
 """What the tiers below L1 mean for a request. Owns: when its pages are copied down, and when copied back.
 
-Rules: `through` copies what is published, `selective` what is used a second time, `back`
-what L1 is about to lose. An admission restores what L1 lacks where that is predicted to be quicker than
-computing it, by presence alone never. Which copies a plan carries is `cache/host.py`'s, what is fetched from
-L3 is `prefetch.py`'s. Each restored page is remembered with its step, so that whoever takes it in that step
-knows where it came from (sources.py).
+Rules:
+1. `through` copies to L2 what is published, `selective` what is used a second time, `back` what L1 is about
+   to lose.
+2. An admission restores what L1 lacks if that is predicted to be quicker than computing it; never only
+   because L2 has it (rule 39).
+3. cache/host.py decides which copies a plan carries, prefetch.py what is fetched from L3.
+4. Each restored page is remembered with its step, so that the source of a page is known for every request
+   that takes it in that step (sources.py).
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ from hotprefix.kernel.sources import Source, Taken
 
 
 class Copied(NamedTuple):
-    """How an L1 page came from L2. step: that carries the copy. published: L1's publication of the page.
-    landed: how it came to L2 from L3, None where it was copied from L1."""
+    """How an L1 page came from L2.
+
+    step: the step that carries the copy.
+    published: L1's publication of the page; a later one means that the page holds something else by now.
+    landed: how it came to L2 from L3; None if it was copied to L2 from L1.
+    """
 
     step: int
     published: int
@@ -32,8 +39,12 @@ class Copied(NamedTuple):
 
 
 class LowerTiers:
-    """L2 over one L1, and L3 where it is configured. host: L2. prefetch: None without L3. estimates: what
-    links and prefill were seen to take."""
+    """L2 below one L1, and L3 if it is configured.
+
+    host: L2.
+    prefetch: the fetches from L3; None without an L3.
+    estimates: how long copies, fetches and prefill take.
+    """
 
     def __init__(self, config: TierConfig, l1: Tier, tables: Tables) -> None:
         self._config = config
@@ -57,8 +68,8 @@ class LowerTiers:
             )  # fmt: skip
 
     def admitted(self, seq: Sequence, resident: int, step: int) -> int:
-        """A sequence has been admitted with that many pages of L1's, all of them real. Returns how many pages
-        it restores."""
+        """Restore what an admitted sequence lacks. resident: how many pages of L1 it was admitted with, all
+        of them real. Returns how many pages are restored."""
         if self._config.write is Write.SELECTIVE and resident:
             self._save(seq, resident)
         restored = self._restore(seq, step)
@@ -67,25 +78,27 @@ class LowerTiers:
         return restored
 
     def published(self, seq: Sequence) -> None:
-        """What the sequence shares has changed."""
+        """See to copies after the sequence has published pages."""
         if self._config.write is Write.THROUGH:
             self._save(seq, seq.shared)
 
     def leaves(self, seq: Sequence) -> None:
-        """A sequence has published all it will and is about to give up its pages."""
+        """See to copies of a sequence that has published all that it will, before it gives up its pages. In
+        L3 they count as just used."""
         self.published(seq)
         if self.prefetch is not None and seq.shared:
             self.host.used(seq.request.namespace, seq.key(0, seq.shared * self._page))
 
     def _save(self, seq: Sequence, pages: int) -> None:
-        """See to a copy of the sequence's first `pages` pages in L2."""
+        """Have the sequence's first `pages` pages copied to L2, as far as they were not before."""
         if pages > seq.saved and not seq.private:
             self.host.save(seq.request.namespace, seq.key(0, pages * self._page), seq.table[:pages])
             seq.saved = pages
 
     def _restore(self, seq: Sequence, step: int) -> int:
-        """Own pages for what L2 has beyond the match, filled before this step's forward pass. A request
-        whose step failed before computes instead: the copy may be what fails."""
+        """Give the sequence pages for what L2 has beyond its match, to be filled before this step's forward
+        pass. A request whose step failed before computes instead, because the copy may be what fails. Returns
+        how many pages are restored."""
         host, page, first = self.host, self._page, seq.shared
         if seq.failures or seq.computed != first * page:
             return 0
@@ -114,8 +127,8 @@ class LowerTiers:
     # -- where pages come from --------------------------------------------------------------------
 
     def took(self, seq: Sequence, start: int, step: int) -> None:
-        """Note where the pages come from that a sequence takes in this step, from token `start` to where it
-        computes next."""
+        """Note the source of the pages that a sequence takes in this step, from token `start` to the position
+        that it computes next."""
         since = step if seq.held is None else seq.held
         if self._last_copy < since:
             seq.taken.append(Taken(start, seq.computed, Source.DEVICE))
@@ -128,7 +141,8 @@ class LowerTiers:
             start = first * page
 
     def _source(self, page: int, since: int, asked: int | None) -> Source:
-        """Of an L1 page, for a request that takes pages of steps `since` then. asked: see Sequence."""
+        """The source of an L1 page for a request. since: the first step whose copies count as the request's,
+        because it waited for them. asked: see `Sequence`."""
         copy = self._copied.get(page)
         if copy is None or copy.step < since or copy.published != self._pool.published[page]:
             return Source.DEVICE
@@ -137,6 +151,6 @@ class LowerTiers:
         return Source.STORAGE
 
     def brought_by(self, page: int) -> int:
-        """The fetch that brought a page, just restored, from L3; 0 where none did."""
+        """The number of the fetch that brought a page, just restored, from L3; 0 if none did."""
         landed = self._copied[page].landed
         return 0 if landed is None else landed.fetch

@@ -1,9 +1,10 @@
-"""What holds the queue up. Owns: `QueueReader`, which says how old the oldest waiter is and why the head
-waits.
+"""What holds the queue up. Owns: `QueueReader`, which says how old the oldest waiting request is and why the
+head does not start.
 
-Rules: reads only: no memo, pin, recency or counter moves, so it may be asked at any time, also with a step in
-flight, and costs nothing where it is not asked. It goes by the same functions as admission (admit.py), in the
-order in which the planner tries them.
+Rules:
+1. It only reads: no memo, pin, recency or counter moves. So it may be asked at any time, also with a step in
+   flight, and costs nothing if it is not asked.
+2. It uses the same functions as admission (admit.py), in the order in which the planner tries them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class QueueReader:
         )  # fmt: skip
 
     def _first(self) -> Sequence | None:
-        """The one that is tried first; of a failed step's requests only if no other waits."""
+        """The waiting request that is tried first; a suspect of a failed step only if no other waits."""
         s = self._s
         if s.config.order is Order.FCFS:
             tried = next((seq for seq in s.queue if seq.request.id not in s.suspects), None)

@@ -1,9 +1,11 @@
 """From finished replays to what they say. Owns: `assess`, the one way from runs to figures and verdicts.
 
-Rules: arms are compared with a baseline over the seeds both have; a seed that one lacks (its run failed) is
-left out of that comparison only. A claim is judged at the first look that decides it. Bucket figures are
-means over the seeds that have the bucket, null where one of them is. The window tables kept are those of the
-first seed: they are for looking at.
+Rules:
+1. An arm is compared with a baseline over the seeds that both have. A seed that one lacks, because its run
+   failed, is left out of that comparison only.
+2. A claim is judged at the first look that decides it.
+3. A bucket's figures are means over the seeds that have the bucket, and null if one of these has null.
+4. Only the window tables of the first seed are kept; they are for looking at.
 """
 
 from __future__ import annotations
@@ -45,8 +47,12 @@ def assess(
     runs: Runs, hypotheses: Sequence[Hypothesis], *, baseline: str, slo: Slo, window_s: float = 30.0,
     looks: Sequence[Look] = (),
 ) -> Assessment:  # fmt: skip
-    """runs: of each (condition, arm), one a seed. baseline: the arm that comparisons shown in tables are made
-    with; a hypothesis may name another. looks: that were taken; none = one look at everything."""
+    """Compare and judge finished runs.
+
+    runs: those of each (condition, arm), one a seed.
+    baseline: the arm with which the comparisons in tables are made; a hypothesis may name another.
+    looks: the looks that were taken; empty = one look at everything.
+    """
     compared = Compared(runs, slo, window_s)
     places = [place for place in runs if place[1] != baseline]
     pairs = {place: compared.pair(place[0], baseline, place[1]) for place in places}
@@ -68,13 +74,13 @@ class Compared:
         self._pairs: dict[tuple[str, str, str, int | None], dict[str, Comparison]] = {}
 
     def figures(self, place: Place, seeds: int | None = None) -> dict[int, Figures]:
-        """By seed, 1 to so many; None = all."""
+        """The metrics of a (condition, arm) by seed. seeds: only seeds 1 to that; None = all."""
         if place not in self._figures:
             self._figures[place] = {run.seed: figures(run, self._slo) for run in self._runs.get(place, ())}
         return {seed: one for seed, one in self._figures[place].items() if seeds is None or seed <= seeds}
 
     def pair(self, condition: str, base: str, arm: str, seeds: int | None = None) -> dict[str, Comparison]:
-        """Over the seeds that both have; empty where there are none."""
+        """The comparison of two arms over the seeds that both have; empty if there are none."""
         key = (condition, base, arm, seeds)
         if key not in self._pairs:
             both = [self._runs.get((condition, name), ()) for name in (base, arm)]
@@ -87,7 +93,8 @@ class Compared:
 
 
 def judge(compared: Compared, one: Hypothesis, looks: Sequence[Look] = ()) -> Verdict:
-    """The verdict of the first look that settles the claim, else of the last. Without looks: of all runs."""
+    """The verdict of the first look that settles the claim, else of the last one. Without looks it is that of
+    all runs."""
     every: list[tuple[int | None, float]] = [(look.seeds, look.spend) for look in looks]
     for seeds, spend in every or [(None, 1.0)]:
         pair = compared.pair(one.condition, one.baseline, one.arm, seeds)
@@ -99,7 +106,7 @@ def judge(compared: Compared, one: Hypothesis, looks: Sequence[Look] = ()) -> Ve
 
 
 def _planned(compared: Compared, verdict: Verdict) -> Verdict:
-    """With how many seeds would decide it."""
+    """The verdict, with about how many seeds would decide it."""
     one = verdict.hypothesis
     pair = compared.pair(one.condition, one.baseline, one.arm)
     return replace(verdict, would_decide=seeds_to_decide(verdict, pair))

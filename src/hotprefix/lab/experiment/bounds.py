@@ -1,9 +1,10 @@
 """What a clairvoyant cache could have reused in a replay. Owns: the bound of one run, and shares of it.
 
-Rules: the bound takes the requests that this very run executed, in the order in which it admitted them, and
-the L1 of each instance; so each run is measured against its own possibilities, and an arm that admitted other
-requests, or in another order, is not credited or blamed for that. Tiers and a warm start would let a run
-reuse what the bound does not know of: refused.
+Rules:
+1. The bound is of the requests that this very run executed, in the order in which it admitted them, with the
+   L1 of each instance. So each run is measured against its own possibilities, and an arm that admitted other
+   requests, or in another order, is neither credited nor blamed for that.
+2. Runs with tiers or a warm start are refused, because they could reuse what the bound does not know of.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Facts = dict[str, int]
 
 
 def check_bound(config: KernelConfig, block_size: int, warm_up: int) -> None:
-    """Raises InputError where a bound of such a run would be none."""
+    """Raises InputError if the bound would not hold for such a run (rule 2)."""
     if config.tiers is not None:
         raise InputError("bound=true: only L1 has a bound; leave out kernel.tiers or bound", param="bound")
     if warm_up:
@@ -54,8 +55,8 @@ def bound_facts(
 
 
 def shares(facts: Mapping[str, Sequence[Facts]]) -> dict[str, float]:
-    """Of each arm, the mean over its runs of what it reused of its own bound; arms without a bound are left
-    out."""
+    """For each arm the share of its own bound that it reused, as the mean over its runs. Arms without a bound
+    are left out."""
     found: dict[str, float] = {}
     for arm, some in facts.items():
         own = [one["reused_tokens"] / one["clairvoyant_tokens"] for one in some if one["clairvoyant_tokens"]]

@@ -1,7 +1,9 @@
 """From finished runs to an `ExperimentResult`. Owns: gathering what a plan's runs left.
 
-Rules: figures and verdicts are `assess`'s; here is only which run belongs where and how settings read.
-Whatever has the same value in every run is listed as fixed, once.
+Rules:
+1. Figures and verdicts are made in assess.py. Here it is only decided which run belongs where, and how
+   settings are written for readers.
+2. A setting that has the same value in every run is listed as fixed, once.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from hotprefix.lab.sim.workload import Loop
 
 
 def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:
-    """What the finished runs say; runs without a result are listed as problems. command: for repeating it."""
+    """The result of the finished runs; runs without a result are listed as problems. command: the command
+    line that repeats the experiment."""
     experiment = plan.experiment
     first = next(iter(plan.runs.values()))[0]
     slo = experiment.slo.build()
@@ -79,8 +82,9 @@ def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:
 
 
 def taken_looks(plan: Plan, store: RunStore) -> tuple[Look, ...]:
-    """The looks up to the first at which no claim is open, or to the last whose runs have all been tried; at
-    least the first. Runs of further seeds, which another experiment left in the folder, change nothing."""
+    """The looks that count: up to the first at which no claim is open, or else up to the last whose runs have
+    all been tried; at least the first. Runs of further seeds, which another experiment left in the folder,
+    change nothing."""
     taken = []
     for look in plan.looks:
         if not all(store.finished(t.key) or store.failure(t.key) for t in plan.until(look.seeds)):
@@ -92,7 +96,7 @@ def taken_looks(plan: Plan, store: RunStore) -> tuple[Look, ...]:
 
 
 def finished_runs(plan: Plan, store: RunStore, seeds: int) -> dict[Place, list[Run]]:
-    """The runs with a result of seeds 1 to so many."""
+    """The runs that have a result, of seeds 1 to `seeds`."""
     return {
         place: [_run(store, task) for task in some if task.seed <= seeds and store.finished(task.key)]
         for place, some in plan.runs.items()
@@ -100,7 +104,7 @@ def finished_runs(plan: Plan, store: RunStore, seeds: int) -> dict[Place, list[R
 
 
 def undecided(plan: Plan, store: RunStore, look: Look) -> bool:
-    """Whether a claim is still open once the runs of this look are there."""
+    """Whether a claim is still open with the runs of this look."""
     experiment = plan.experiment
     runs = finished_runs(plan, store, look.seeds)
     window_s = next(iter(plan.runs.values()))[0].settings.window_s
@@ -111,8 +115,8 @@ def undecided(plan: Plan, store: RunStore, look: Look) -> bool:
 
 
 def write_requests(plan: Plan, store: RunStore, path: Path, *, seeds: int) -> None:
-    """One Parquet file with the request rows of every finished run of seeds 1 to so many, condition, arm and
-    seed before them; streamed, so that it never has to fit in memory."""
+    """Write one Parquet file with the request rows of every finished run of seeds 1 to `seeds`, with
+    condition, arm and seed before them. It is streamed, so it never has to fit in memory."""
     frames = [
         store.scan(task.key, "requests").select(
             pl.lit(condition).alias("condition"), pl.lit(arm).alias("arm"), pl.lit(task.seed).alias("seed"),
@@ -156,7 +160,7 @@ def _problems(plan: Plan, store: RunStore, seeds: int) -> list[Problem]:
 
 
 def _condition(plan: Plan, variant: Variant) -> Condition:
-    """Its capacity is its own only where every arm has the same."""
+    """A condition for readers. It has a capacity only if every arm has the same one in it."""
     configs = [some[0].kernel for (condition, _), some in plan.runs.items() if condition == variant.name]
     tokens = {config.total_pages * config.page_size for config in configs}
     capacity = tokens.pop() if len(tokens) == 1 else None
@@ -164,8 +168,12 @@ def _condition(plan: Plan, variant: Variant) -> Condition:
 
 
 def _bounds(plan: Plan, store: RunStore, seeds: int) -> Iterator[Share]:
-    """Totals and bound are the baseline's, means over its seeds; what an arm reused is told as its share of
-    its own bound, in tokens of the baseline's (see `bounds`)."""
+    """The clairvoyant bounds. Totals and bound are the baseline's, as means over its seeds. What an arm
+    reused is its share of its own bound, in tokens of the baseline's bound (see bounds.py).
+
+    Example: the baseline's bound is 1000 tokens. An arm that reused 540 of its own 900 has the share 0.6 and
+    is shown with 600.
+    """
     for condition in plan.experiment.conditions:
         facts = {
             arm: [
@@ -236,7 +244,7 @@ def _provenance(found: Survey, task: ReplayTask) -> Provenance:
 
 
 def cost_label(cost: CostModel) -> CostLabel:
-    """The honesty label's part on the cost model."""
+    """The part of the honesty label that describes the cost model."""
     errors: dict[str, tuple[float, float]] = {}
     notes: tuple[str, ...] = ()
     if cost.fit is not None:

@@ -1,7 +1,8 @@
 """Say what is wrong with a file in one line. Owns: the wording of validation messages.
 
-Rules: field, value, what is allowed; a misspelt key gets the nearest right one. The first fault is told, the
-number of further ones counted.
+Rules:
+1. A message names the field, the value and what is allowed. A misspelt key gets the nearest right one.
+2. The first fault is told; of further ones only the number.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 
 def explain(error: ValidationError, model: type[BaseModel], *, hidden: str = "") -> str:
-    """hidden: a section that the file does not show (its keys stand one level up there)."""
+    """The message for a validation error of `model`. hidden: a section that the file does not show; its keys
+    stand one level up there."""
     faults = error.errors()
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     first = faults[0]
@@ -32,7 +34,7 @@ def explain(error: ValidationError, model: type[BaseModel], *, hidden: str = "")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """What was probably meant, and everything that exists."""
+    """In words: the known key that was probably meant, and all that exist."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names)}"

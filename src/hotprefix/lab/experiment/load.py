@@ -1,9 +1,11 @@
 """From a file and a command line to an `Experiment`. Owns: finding, reading, changing and checking it.
 
-Rules: everything wrong ends in one `InputError` that names file, field, value and what to do. What the
-command line changes is applied before the checks and is part of the experiment's identity; that includes
-what a trace from there has no use for (`_suit`), which is told. Paths in a file are relative to it, paths on
-the command line to where one stands.
+Rules:
+1. Whatever is wrong ends in one `InputError` that names file, field, value and what to do.
+2. What the command line changes is applied before the checks, and is part of the experiment's identity. That
+   includes settings that are left out because a trace from the command line has no use for them (`_suit`);
+   these are told.
+3. Paths in a file are relative to the file, paths on the command line to the working directory.
 """
 
 from __future__ import annotations
@@ -31,8 +33,14 @@ OF_SESSIONS = ("concurrency", "session_rate")  # of [load]: both say when sessio
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the command line changes. trace: replaces the trace section whole. sets: "key=value", value as in
-    TOML or a bare word; "key=" leaves out what the file sets."""
+    """What the command line changes.
+
+    trace: replaces the whole trace section.
+    limit: only the first requests of the trace, that many.
+    seeds: how many seeds.
+    until_decided: go on, up to that many seeds, while a claim is undecided.
+    sets: "key=value" with a value as in TOML, or a bare word; "key=" leaves out what the file sets.
+    """
 
     trace: str | None = None
     limit: int | None = None
@@ -50,8 +58,8 @@ def shipped() -> dict[str, Path]:
 def load(
     target: str, changes: Changes = Changes(), told: Callable[[str], None] = lambda line: None
 ) -> Experiment:
-    """The experiment of a shipped name or a .toml path, changed and checked. told: hears what
-    of the file does not suit the trace that was given. Raises InputError."""
+    """The experiment of a shipped name or a .toml path, changed and checked. told: called with each sentence
+    about a setting of the file that does not suit the given trace. Raises InputError."""
     path = find(target)
     raw = _read(path)
     _anchor(raw, path.parent)
@@ -91,7 +99,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _anchor(raw: dict[str, Any], folder: Path) -> None:
-    """Make the paths of a file independent of where one stands."""
+    """Make the paths of a file independent of the working directory."""
     places: list[tuple[Any, str]] = [(raw.get("trace"), "source"), (raw, "cost")]
     for variant in [*_tables(raw, "conditions"), *_tables(raw, "arms")]:
         places += [(variant.get("set"), "trace.source"), (variant.get("set"), "cost")]
@@ -128,8 +136,9 @@ def _apply(raw: dict[str, Any], changes: Changes) -> None:
 
 
 def _suit(raw: dict[str, Any], changes: Changes, told: Callable[[str], None]) -> None:
-    """Leave out what a file says of sessions where the command line's trace has none, as the file was written
-    for its own. What the command line says stays and is refused later, as is a trace that is no good."""
+    """Leave out what a file says about sessions if the command line's trace has none, because the file was
+    written for its own trace. What the command line itself says stays and is refused later, as is a trace
+    that cannot be read."""
     load = raw.get("load")
     if changes.trace is None or not isinstance(load, dict) or load.get("loop", "auto") != "auto":
         return
@@ -161,7 +170,7 @@ def _leave_out(raw: dict[str, Any], key: str) -> None:
 
 
 def _refuse_varied(raw: dict[str, Any], key: str) -> None:
-    """What arms or conditions set cannot be set for all of them as well."""
+    """Raises InputError if a key that arms or conditions set is to be set for all of them as well."""
     varied = [(f"{kind[:-1]} {entry.get('name')!r}", entry.get("set")) for kind in ("arms", "conditions")
               for entry in _tables(raw, kind)]  # fmt: skip
     varied.append(("factors", raw.get("factors")))

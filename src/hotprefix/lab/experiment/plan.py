@@ -1,9 +1,10 @@
 """From an experiment to the runs it takes. Owns: `Plan`, and the hashes.
 
-Rules: what a run is follows from its resolved settings, with nothing left to defaults of another version: its
-key is the SHA-256 over them, the trace's identity, the cost model, the seed and hotprefix' version. The
-experiment's hash covers its runs' keys and how they are judged. Where nothing depends on the seed there is
-one run, not many equal ones that would look like evidence.
+Rules:
+1. A run's key is the SHA-256 over its resolved settings, the trace's identity, the cost model, the seed and
+   hotprefix' version. Nothing is left to the defaults of another version.
+2. The experiment's hash covers the keys of its runs and how they are judged.
+3. If nothing depends on the seed there is one run, not many equal ones that would look like evidence.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hotprefix.lab.experiment.variants import arms, kernel, settings
 from hotprefix.lab.experiment.workload import Survey, identity, open_workload, survey
 from hotprefix.lab.sim.workload import Loop
 
-PAGE_SIZE = 16  # where a trace has no blocks
+PAGE_SIZE = 16  # if a trace has no blocks
 MOST_PAGES = 1 << 24  # of all instances' L1: a replay keeps about 40 bytes for each
 _JUDGED = {"name", "question", "baseline", "slo", "hypotheses", "bound", "seeds", "until_decided"}
 Place = tuple[str, str]  # condition, arm
@@ -35,8 +36,13 @@ Place = tuple[str, str]  # condition, arm
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """runs: of each (condition, arm), in the order of its seeds, as many as may be needed. surveys: of each
-    condition's trace, first seed. identity: the experiment's hash. looks: when runs are looked at."""
+    """An experiment and the runs that it takes.
+
+    identity: the experiment's hash.
+    runs: those of each (condition, arm) in the order of seeds, as many as may be needed.
+    surveys: of each condition's trace, with the first seed.
+    looks: when runs are looked at.
+    """
 
     experiment: Experiment
     identity: str
@@ -46,11 +52,11 @@ class Plan:
 
     @property
     def tasks(self) -> list[ReplayTask]:
-        """Each run once: arms may share runs."""
+        """Each run once; arms may share runs."""
         return self.until(self.looks[-1].seeds)
 
     def until(self, seeds: int) -> list[ReplayTask]:
-        """The runs of seeds 1 to so many, each once."""
+        """The runs of seeds 1 to `seeds`, each once."""
         found = {t.key: t for some in self.runs.values() for t in some if t.seed <= seeds}
         return list(found.values())
 
@@ -78,7 +84,7 @@ def plan(experiment: Experiment) -> Plan:
 
 
 class _Known:
-    """What was read once is not read again for the next arm."""
+    """What was read once, so that it is not read again for the next arm."""
 
     def __init__(self) -> None:
         self._surveys: dict[str, Survey] = {}
@@ -92,7 +98,7 @@ class _Known:
         return self._surveys[key]
 
     def closed(self, chosen: Settings) -> bool:
-        """Whether its loop is closed, where it may be either."""
+        """Whether a run's loop is closed; for `auto` that depends on its trace."""
         loop = chosen.load.loop
         return self.survey(chosen).info.has_sessions if loop == "auto" else loop == "closed"
 
@@ -127,7 +133,7 @@ def _runs(chosen: Settings, known: _Known, experiment: Experiment) -> tuple[Repl
 
 
 def _check_open(experiment: Experiment, condition: str, varied: dict[str, Any]) -> None:
-    """Raises ConfigError where an experiment is about sessions and there are none."""
+    """Raises ConfigError if an experiment is about sessions and its trace has none."""
     if varied.get("load.concurrency") is not None:
         raise ConfigError(
             f"{experiment.name}: condition {condition!r} sets load.concurrency, sessions alive at a time, "
@@ -137,14 +143,16 @@ def _check_open(experiment: Experiment, condition: str, varied: dict[str, Any]) 
 
 
 def depends_on_seed(chosen: Settings, loop: Loop) -> bool:
-    """Generators, Poisson starts, and the order in which a limited number of sessions gets its turn."""
+    """Whether a run depends on its seed. It does with a generated trace, with Poisson starts of sessions, and
+    with a limited number of sessions at a time, because the seed decides their order."""
     load = chosen.load
     drawn = chosen.trace.generate is not None or load.session_rate is not None
     return drawn or (loop is Loop.CLOSED and load.concurrency is not None)
 
 
 def _kernel(chosen: Settings, found: Survey) -> KernelConfig:
-    """total_pages: whole pages that fit, at least one. Raises ConfigError."""
+    """The kernel's configuration. Its total_pages are the whole pages that fit, at least one. Raises
+    ConfigError."""
     size, unit = chosen.capacity.size, chosen.capacity.unit
     block = found.info.block_size or PAGE_SIZE
     page = kernel(chosen, total_pages=1, page_size=block).page_size
@@ -163,7 +171,7 @@ def _kernel(chosen: Settings, found: Survey) -> KernelConfig:
 def _identity(
     chosen: Settings, config: KernelConfig, cost: CostModel, loop: Loop, trace: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything that decides a run's result but the seed."""
+    """Everything that decides a run's result, except the seed."""
     return {
         "version": __version__,
         "trace": trace,

@@ -1,8 +1,10 @@
 """The same runs through Ray, on one machine or many. Owns: handing tasks over and saving what comes back.
 
-Rules: Ray schedules; nothing here does. A run's tables come back as values and are saved here, so the
-machines share no output folder, and a saved run has the bytes of a local one. Each machine needs hotprefix
-and, for a trace file, the file at the same path. Needs `hotprefix[ray]`.
+Rules:
+1. Ray schedules; nothing here does.
+2. A run's tables come back as values and are saved here. So the machines share no output folder, and a saved
+   run has the bytes of a local one.
+3. Each machine needs hotprefix and, for a trace file, the file at the same path. This needs `hotprefix[ray]`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ REACH_S = 5.0
 
 
 def ray_sweep(tasks: Sequence[Task], out: Path, *, address: str, jobs: int, watch: Watch) -> None:
-    """As `sweep.sweep`. address: of a running cluster, `auto`, or `local` = start one here with `jobs` CPUs,
-    ended afterwards. Raises ConfigError: Ray is not installed or the cluster is not reached."""
+    """As `sweep.sweep`. address: that of a running cluster, or `auto`, or `local` = start one here with
+    `jobs` CPUs and end it afterwards. Raises ConfigError if Ray is not installed or the cluster is not
+    reached."""
     ray = _connected(address, jobs)
     try:
         work = ray.remote(num_cpus=1, max_retries=1)(_work)
@@ -55,7 +58,8 @@ def _connected(address: str, jobs: int) -> Any:
 
 
 def _reach(address: str) -> None:
-    """Ray itself tries an address for minutes. Raises OSError, ValueError."""
+    """Check that an address can be reached, because Ray itself tries for minutes. Raises OSError,
+    ValueError."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=REACH_S).close()
@@ -69,11 +73,11 @@ def _work(task: Task) -> Output | Failure:
 
 
 def _silent(requests: int) -> None:
-    """Progress inside a run stays where it runs."""
+    """Drop the progress inside a run; it is not sent from machine to machine."""
 
 
 def _result(ray: Any, ref: Any) -> Output | Failure:
-    """What the task returned; its worker's or machine's death is a failure of this run alone."""
+    """What the task returned. The death of its worker or machine is a failure of this run alone."""
     try:
         found: Output | Failure = ray.get(ref)
     except ray.exceptions.RayError as error:

@@ -1,7 +1,9 @@
 """What an experiment found. Owns: `ExperimentResult`, which the runner fills and every report reads.
 
-Rules: plain data, nothing is computed here; settings are already written for readers (text); what was not
-measured is absent or null, never 0. A run that failed or was skipped is named, never left out silently.
+Rules:
+1. This is plain data; nothing is computed here. Settings are already written for readers, as text.
+2. What was not measured is absent or null, never 0.
+3. A run that failed or was skipped is named, never left out in silence.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ METRIC_ROWS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One setting of the surroundings. capacity_tokens: L1 of one instance, the sweep's x axis."""
+    """The circumstances that hold for all arms of a comparison. capacity_tokens: L1 of one instance, the x
+    axis of plots over capacity."""
 
     name: str
     about: str = ""
@@ -47,8 +50,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the requests came from. source: file, generator with parameters, or published address.
-    ideal_reuse_share: of blocks, endless cache."""
+    """Where the requests came from.
+
+    source: a file, a generator with its parameters, or a published address.
+    ideal_reuse_share: the share of its blocks that an endless cache would reuse.
+    """
 
     name: str
     source: str
@@ -63,8 +69,8 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class CostLabel:
-    """The honesty label's cost model. errors: cross-validated absolute percentage errors (0.08 = 8 %) by
-    regime, (median, p95); empty where the source gives none."""
+    """The cost model in the honesty label. errors: for each regime the cross-validated absolute percentage
+    errors (median, p95), 0.08 = 8 %; empty if the source gives none."""
 
     name: str
     source: str
@@ -76,8 +82,12 @@ class CostLabel:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The clairvoyant bound of a condition: the most tokens any policy could have reused at its capacity,
-    and what each arm reused in the same unit (seed means). Shares follow from these."""
+    """The clairvoyant bound of a condition; means over seeds, from which shares follow.
+
+    total_tokens: the prompt tokens.
+    clairvoyant_tokens: the most of these that any policy could have reused at the condition's capacity.
+    reused_tokens: what each arm reused, in the same unit.
+    """
 
     condition: str
     capacity_tokens: int
@@ -99,10 +109,21 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentResult:
-    """metrics: METRIC_ROWS, long. comparisons: (condition, arm) -> metric -> arm against the baseline.
-    buckets: rows of lab.buckets with condition and arm before them. windows: WINDOW_COLUMNS with condition
-    and arm before them, of the first seed only. fixed: what was equal in all arms. seeds: those that the
-    figures are of. looks: when the claims were looked at; a verdict's own seeds may be fewer than all."""
+    """Everything that a report reads.
+
+    command: the command line that repeats the experiment.
+    fixed: the settings that were equal in all runs.
+    baseline: the arm with which the others are compared in tables.
+    seeds: the seeds of the figures.
+    metrics: columns METRIC_ROWS, one row a figure.
+    comparisons: (condition, arm) -> metric -> arm against the baseline.
+    verdicts: one for each hypothesis. Its seeds may be fewer than all.
+    buckets: rows of lab.buckets, with condition and arm before them.
+    windows: WINDOW_COLUMNS of the first seed, with condition and arm before them.
+    looks: when the claims were looked at.
+    bounds: the clairvoyant bound of each condition that has one.
+    problems: the runs without a result.
+    """
 
     name: str
     question: str

@@ -1,8 +1,10 @@
 """An experiment from file to result. Owns: `run`, and the progress that is shown meanwhile.
 
-Rules: what is already finished in the output folder is not done again; progress goes to stderr. Between two
-looks of an experiment that goes on until its claims are decided its claims are judged. The folder holds one
-experiment; another one is refused before anything runs.
+Rules:
+1. A run that is finished in the output folder is not done again.
+2. If an experiment goes on until its claims are decided, they are judged after each look.
+3. A folder holds one experiment; another one is refused before anything runs.
+4. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -36,9 +38,15 @@ def run(
     command: str = "",
     meanwhile: Callable[[], None] | None = None,
 ) -> ExperimentResult:
-    """Do what is missing, write OUT/requests.parquet, and say what was found. jobs: runs at a time, None =
-    one a core. ray: address of a cluster, None = processes here. meanwhile: see `sweep`. Raises InputError
-    (file, trace, folder)."""
+    """Do the runs that are missing, write OUT/requests.parquet, and return what was found. Raises InputError
+    if the file, the trace or the folder is no good.
+
+    jobs: how many runs at a time; None = one for each core.
+    ray: the address of a cluster; None = processes here.
+    force: see `RunStore.claim`.
+    command: the command line that repeats this.
+    meanwhile: see `sweep.sweep`.
+    """
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs {jobs}: give a whole number >= 1", param="jobs")
     with console.status(f"{experiment.name}: reading the trace"):

@@ -1,7 +1,10 @@
 """What decides a run. Owns: `Settings` and its sections, validated and frozen.
 
-Rules: everything but the seed stands here. A key that does not exist is refused, never ignored. Units:
-tokens, seconds, requests.
+Rules:
+1. Everything that decides a run stands here, except the seed.
+2. A key that does not exist is refused, never ignored.
+
+Units: tokens, seconds, requests.
 """
 
 from __future__ import annotations
@@ -22,9 +25,15 @@ class Frozen(BaseModel):
 
 
 class TraceSpec(Frozen):
-    """Whose requests. source: a trace file or `sample:NAME`; else generate: a generator and its params, which
-    makes another trace for every seed. limit: the first so many requests. block_size: where the file does not
-    say it, tokens. shared_prefix, answers: what coding-agent files leave open (`Assumed`)."""
+    """Which requests are replayed.
+
+    source: a trace file, or `sample:NAME`.
+    generate: a generator, in place of `source`; it makes another trace for every seed.
+    params: the generator's.
+    limit: only the first requests, that many; None = all.
+    block_size: tokens of a block, if the file does not say it.
+    shared_prefix, answers: what coding-agent files leave open (`Assumed`).
+    """
 
     source: str | None = None
     generate: str | None = None
@@ -44,12 +53,18 @@ class TraceSpec(Frozen):
 
 
 class LoadSpec(Frozen):
-    """When they arrive. loop: closed (a session's next turn follows its answer), open (arrivals as
-    recorded), auto = closed where the trace has sessions. Closed loop only (refused in open): concurrency,
-    sessions alive at a time; without it they begin as recorded, or session_rate a second (Poisson) where that
-    is not recorded. Open loop only (refused in closed): speed, how many times faster than recorded.
-    horizon_s: when the replay stops, finished or not; None = when everything has ended. warm_up: the first so
-    many requests fill the caches and are not reported."""
+    """When the requests arrive.
+
+    loop: `closed` (a session's next request follows the answer to its last), `open` (arrivals as recorded),
+    or `auto` (closed if the trace has sessions).
+    concurrency: closed loop only, refused in open: how many sessions are alive at a time. Without it sessions
+    begin as recorded.
+    session_rate: closed loop only: how many sessions begin a second (Poisson), if their starts are not
+    recorded.
+    speed: open loop only, refused in closed: how many times faster than recorded.
+    horizon_s: when the replay stops, finished or not; None = when everything has ended.
+    warm_up: how many requests, the first to arrive, fill the caches and are not reported.
+    """
 
     loop: Literal["auto", "open", "closed"] = "auto"
     concurrency: Count | None = None
@@ -66,7 +81,8 @@ class LoadSpec(Frozen):
 
 
 class ClusterSpec(Frozen):
-    """How many instances, which of them a request goes to, and the pages of the L3 they share."""
+    """The instances. instances: how many. storage_pages: pages of the L3 that they share. route: which
+    instance a request goes to."""
 
     instances: Annotated[int, Field(ge=1, le=4096)] = 1
     storage_pages: Count = 1 << 20
@@ -74,17 +90,25 @@ class ClusterSpec(Frozen):
 
 
 class CapacitySpec(Frozen):
-    """L1 of one instance. unit: pages, tokens, or sessions = how many sessions fit with their longest context
-    (mean over the trace; a request without a session counts as one), so that one file suits any trace."""
+    """L1 of one instance: `size` of a unit.
+
+    unit: pages, tokens or sessions. A session is its longest context, as the mean over the trace; a request
+    without a session counts as one. So one file suits any trace.
+    Example: if the longest contexts of sessions are 12000 tokens on average, 4 sessions are 48000 tokens.
+    """
 
     size: Positive
     unit: Literal["pages", "tokens", "sessions"] = "tokens"
 
 
 class Settings(Frozen):
-    """Everything that decides a run, apart from its seed. kernel: any field of `KernelConfig` but
-    total_pages, which `capacity` gives; page_size defaults to the trace's block size. cost: preset or
-    file. window_s: length of the windows in tables."""
+    """Everything that decides a run, apart from its seed.
+
+    kernel: any field of `KernelConfig` but total_pages, which follows from `capacity`. If page_size is not
+    given it is the trace's block size.
+    cost: a preset's name, or a file.
+    window_s: length of the windows in tables.
+    """
 
     trace: TraceSpec
     capacity: CapacitySpec

@@ -1,9 +1,13 @@
 """What an experiment file may say. Owns: `Experiment` and its parts, validated and frozen.
 
-Rules: *settings* are everything that decides a run. What is varied are dotted keys over those same settings
-("kernel.refresh"): arms are the policies compared, conditions the circumstances they are compared in. So
-whatever is fixed here can be varied there. A key that does not exist is refused, never ignored. Units:
-tokens, seconds, requests.
+Rules:
+1. *Settings* are everything that decides a run. Arms are the policies that are compared, and conditions the
+   circumstances in which they are.
+2. Arms and conditions set dotted keys of those same settings ("kernel.refresh"). So whatever can be fixed can
+   be varied.
+3. A key that does not exist is refused, never ignored.
+
+Units: tokens, seconds, requests.
 """
 
 from __future__ import annotations
@@ -63,8 +67,12 @@ def _tolerances(given: tuple[ToleranceSpec, ...]) -> tuple[Tolerance, ...]:
 
 
 class HypothesisSpec(Frozen):
-    """See `Hypothesis`. why: where the amounts come from. baseline: where it is not the experiment's. needs:
-    a list, or a name of NEEDS."""
+    """See `Hypothesis`.
+
+    why: where the amounts come from.
+    baseline: if it is another than the experiment's.
+    needs: a list, or a name of NEEDS.
+    """
 
     id: Name
     claim: Annotated[str, Field(min_length=1)]
@@ -81,7 +89,7 @@ class HypothesisSpec(Frozen):
     confidence: float = 0.95
 
     def build(self, baseline: str) -> Hypothesis:
-        """baseline: the experiment's. Raises ConfigError."""
+        """The hypothesis. baseline: the experiment's. Raises ConfigError."""
         return Hypothesis(
             id=self.id,
             claim=self.claim,
@@ -102,10 +110,18 @@ class HypothesisSpec(Frozen):
 
 
 class Experiment(Frozen):
-    """One file. Either arms, or factors (dotted key: levels) whose every combination is an arm, named by its
-    levels. seeds: 1 to so many; every arm sees the same workload for a seed. until_decided: go on, up to so
-    many seeds, while a claim is undecided (lab.experiment.looks). baseline: the arm the others are compared
-    with. bound: also compute the clairvoyant bound of each condition's capacity."""
+    """One experiment file. It has either arms or factors.
+
+    arms: the policies that are compared.
+    factors: dotted key -> levels. Every combination of levels is an arm, named by them.
+    conditions: the circumstances in which arms are compared.
+    baseline: the arm with which the others are compared.
+    seeds: how many; the seeds are 1 to that. Every arm sees the same workload for a seed.
+    until_decided: go on, up to that many seeds, while a claim is undecided (lab.experiment.looks).
+    slo: the objectives.
+    hypotheses: what is claimed.
+    bound: also compute the clairvoyant bound of each condition's capacity.
+    """
 
     name: Name
     question: Annotated[str, Field(min_length=1)]

@@ -6,10 +6,12 @@
     OUT/runs/<key>/run.json        its counters, and size and digest of every table
     OUT/runs/<key>.failed.json     why the last attempt had no result
 
-Rules: a run's folder appears whole (written beside, then renamed) or not at all. What is there is believed
-only while every digest fits, so a cut or damaged run is done again. Keys name content: equal settings, seed,
-trace and version give the same key. One process at a time works in a folder: another one would take what
-this one is writing for something left over.
+Rules:
+1. A run's folder appears whole (written beside, then renamed) or not at all.
+2. A run that is there counts only if every digest fits, so a cut or damaged run is done again.
+3. Keys name content: equal settings, seed, trace and version give the same key.
+4. One process at a time works in a folder. A second one would take what the first is writing for something
+   left over.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """Our own errors speak for themselves; others need their type and place."""
+        """The failure of an exception. The messages of our own errors are enough; others get their type and
+        their place."""
         if isinstance(error, HotprefixError):
             return cls(str(error))
         return cls(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
@@ -65,8 +68,8 @@ class RunStore:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other processes out of the folder meanwhile. Raises InputError: one is at work in it, or it
-        cannot be written."""
+        """Keep other processes out of the folder meanwhile. Raises InputError if one is at work in it, or if
+        it cannot be written."""
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
             lock = (self.out / ".lock").open("w")
@@ -88,8 +91,9 @@ class RunStore:
         )
 
     def claim(self, identity: str, name: str, *, force: bool) -> None:
-        """Make the folder this experiment's. force: take over one that holds another's; finished runs with
-        equal keys are used again. Raises InputError."""
+        """Make the folder this experiment's. force: take over a folder that holds another experiment;
+        finished runs with equal keys are used again. Raises InputError if it holds another one and `force` is
+        not given."""
         mark = self.out / _MARK
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
@@ -133,7 +137,7 @@ class RunStore:
         self._failure(key).unlink(missing_ok=True)
 
     def fail(self, key: str, failure: Failure) -> None:
-        """Keep why a run has no result; it is tried again next time."""
+        """Keep why a run has no result. It is tried again next time."""
         text = json.dumps({"error": failure.error, "trace": failure.trace}, indent=1)
         replace_text(self._failure(key), text + "\n")
 

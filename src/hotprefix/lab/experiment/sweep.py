@@ -1,9 +1,11 @@
 """Many runs, some at a time. Owns: one process per run, and what happens when one of them dies.
 
-Rules: a run has a process of its own (spawned, so nothing is inherited), and its result comes back as files:
-a run that raises, is killed or runs out of memory costs its own result and nobody else's. Finished runs are
-not done again. An interrupt ends the processes and leaves a folder that the same command continues; so does
-the sweep's own death, however it came about.
+Rules:
+1. A run has a process of its own (spawned, so nothing is inherited), and its result comes back as files. A
+   run that raises, is killed or runs out of memory costs its own result and no other's.
+2. Finished runs are not done again.
+3. An interrupt ends the processes and leaves a folder that the same command continues; so does the sweep's
+   own death, however it came about.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ POLL_S = 0.25
 
 
 class Task(Protocol):
-    """One run: its key and how to do it. Travels to another process, so it pickles."""
+    """One run: its key, and how to do it. It is sent to another process, so it can be pickled."""
 
     @property
     def key(self) -> str: ...
@@ -35,7 +37,7 @@ class Task(Protocol):
 
 
 class Watch(Protocol):
-    """Who is told how far a sweep is."""
+    """Something that is told how far a sweep is."""
 
     def ended(self, task: Task, failure: Failure | None) -> None: ...
     def moved(self, requests: int) -> None:
@@ -43,7 +45,7 @@ class Watch(Protocol):
 
 
 def attempt(task: Task, out: Path, progress: Callable[[int], None]) -> Failure | None:
-    """Do one run; what it raises becomes a record beside the finished runs."""
+    """Do one run. If it raises, that becomes a record beside the finished runs."""
     store = RunStore(out)
     try:
         store.save(task.key, task.run(progress))
@@ -64,7 +66,7 @@ class _Live:
 def sweep(
     tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch, meanwhile: Callable[[], None] | None = None
 ) -> None:
-    """Do the tasks, `jobs` at a time, in the order given; returns when each has a result or a failure.
+    """Do the tasks, `jobs` at a time, in the order given. Returns when each has a result or a failure.
     meanwhile: called once, while the first runs go and there is nothing to do here."""
     context = mp.get_context("spawn")
     waiting, live = list(reversed(tasks)), dict[int, _Live]()
@@ -92,9 +94,9 @@ def sweep(
 
 
 def _start(process: BaseProcess) -> None:
-    """Start a run's process, deaf to interrupts from its first instruction on: they are the parent's
-    business, and one that came while it imports would be a traceback on the terminal. A blocked signal stays
-    blocked in the new process; here it is delivered at the end."""
+    """Start a run's process with interrupts blocked from its first instruction on. The parent handles
+    interrupts, and one that came while the process imports would be a traceback on the terminal. A blocked
+    signal stays blocked in the new process; here it is delivered at the end."""
     resource_tracker.ensure_running()  # starting it unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -115,7 +117,8 @@ def _child(task: Task, out: Path, done: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed ends nobody: its runs would go on in a folder that the next sweep works in."""
+    """End this process when its parent has died. A parent that is killed ends no child, and the runs would go
+    on in a folder in which the next sweep works."""
     parent = mp.parent_process()
     assert parent is not None
     parent.join()

@@ -1,6 +1,7 @@
 """One replay as a task for a sweep. Owns: `ReplayTask`.
 
-Rule: it is all a process needs to do the run, and imports no more than that: each run pays for it.
+Rule: a task is all that a process needs to do the run. This module imports no more than that, because each
+run pays for its imports.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from hotprefix.lab.sim.workload import Loop
 
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """One replay. Travels to another process; equal keys mean equal results. bound: also
-    compute the clairvoyant bound (`bounds`)."""
+    """One replay, sent to another process. Equal keys mean equal results. bound: also compute the clairvoyant
+    bound (bounds.py)."""
 
     key: str
     settings: Settings

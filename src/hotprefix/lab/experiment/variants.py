@@ -1,7 +1,8 @@
 """Arms and conditions. Owns: which there are, and the settings each pair runs with.
 
-Rules: an arm is applied after its condition; both only set keys of the settings. Two arms may set the same
-(A/A): they are one run, told twice.
+Rules:
+1. An arm is applied after its condition. Both only set keys of the settings.
+2. Two arms may set the same (A/A). They are one run, told twice.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def arms(experiment: Experiment) -> tuple[Variant, ...]:
 
 
 def settings(experiment: Experiment, condition: Variant, arm: Variant) -> Settings:
-    """What this pair runs with. Raises InputError."""
+    """The settings with which an arm runs in a condition. Raises InputError."""
     raw = experiment.settings.model_dump(exclude_unset=True)
     for key, value in (*condition.set.items(), *arm.set.items()):
         put(raw, key, value)
@@ -52,7 +53,7 @@ def settings(experiment: Experiment, condition: Variant, arm: Variant) -> Settin
 
 
 def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelConfig:
-    """The kernel's configuration. page_size: where the settings give none. Raises ConfigError."""
+    """The kernel's configuration. page_size: taken if the settings give none. Raises ConfigError."""
     unknown = settings.kernel.keys() - _KERNEL_KEYS
     if unknown:
         key = min(unknown)
@@ -77,7 +78,7 @@ def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelCon
 
 
 def check(experiment: Experiment) -> None:
-    """Whatever one part of a file says about another. Raises InputError."""
+    """Check what one part of a file says about another. Raises InputError."""
     if bool(experiment.arms) == bool(experiment.factors):
         raise InputError(
             "arms, factors: give one of them (a list of arms, or factors to combine)", param="arms"
@@ -121,7 +122,8 @@ def _check_hypothesis(
 
 
 def put(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key, making sections on the way. Raises InputError where the way is a value."""
+    """Set a dotted key, and make the sections that lead to it. Raises InputError if one of these is a
+    value."""
     *way, last = key.split(".")
     for part in way:
         table = table.setdefault(part, {})

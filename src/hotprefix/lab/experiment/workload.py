@@ -1,8 +1,10 @@
 """The requests of a run. Owns: opening what a `TraceSpec` names, its identity, and what a replay has to know
 of it beforehand.
 
-Rules: a file's identity is its content and how it is read, never where it lies; a generated trace's is its
-generator, parameters and seed. A trace without prefixes is refused: any reuse would be invented.
+Rules:
+1. A file's identity is its content and how it is read, never where it lies. A generated trace's identity is
+   its generator, its parameters and the seed.
+2. A trace without prefixes is refused, because any reuse of it would be invented.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def open_workload(spec: TraceSpec, load: LoadSpec, seed: int) -> Trace:
 
 
 def identity(spec: TraceSpec) -> dict[str, Any]:
-    """What makes the trace this trace, but for the seed. Raises InputError: the file cannot be read."""
+    """The trace's identity without the seed. Raises InputError if the file cannot be read."""
     if spec.generate is not None:
         return spec.model_dump(include={"generate", "params", "limit"})
     source = spec.source or ""
@@ -66,8 +68,13 @@ def identity(spec: TraceSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """session_tokens: longest context of a session (prompt and answer), mean over sessions; a request without
-    a session counts as one. longest_tokens: of any request."""
+    """What one pass over a trace tells.
+
+    info: its counts.
+    session_tokens: the longest context (prompt and answer) of a session, as the mean over sessions; a request
+    without a session counts as one.
+    longest_tokens: the longest context of any request.
+    """
 
     info: TraceInfo
     session_tokens: float
@@ -75,7 +82,7 @@ class Survey:
 
 
 def survey(trace: Trace) -> Survey:
-    """One pass over the trace. Raises InputError where it is empty, and what reading raises."""
+    """Survey a trace in one pass. Raises InputError if it is empty, and what reading raises."""
     watched = _Contexts(trace)
     found = info(watched)
     if not watched.longest:
@@ -85,7 +92,7 @@ def survey(trace: Trace) -> Survey:
 
 
 class _Contexts:
-    """The trace, and meanwhile the longest context of each session."""
+    """Passes a trace's requests on, and notes the longest context of each session meanwhile."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace

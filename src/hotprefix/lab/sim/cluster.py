@@ -1,7 +1,9 @@
-"""N instances on one virtual clock. Owns: `Clock`, the event heap, and `Router`, where a request goes.
+"""N instances on one virtual clock. Owns: `Clock`, the event heap, and `Router`, which chooses a request's
+instance.
 
-Rules: events in order of (time, priority, sequence), nothing else decides, so a seed
-gives one run. What arrives at a moment is there before a step that begins at that moment is planned.
+Rules:
+1. Events happen in the order of (time, priority, sequence). Nothing else decides, so a seed gives one run.
+2. A request that arrives at a moment is there before a step that begins at that moment is planned.
 """
 
 from __future__ import annotations
@@ -18,8 +20,14 @@ ARRIVAL, WAKE = 0, 1
 
 
 class Route(StrEnum):
-    """Where a request goes: its session's instance (by turns), by turns, or the one with least requests (of
-    equals the one that was chosen longest ago, so that sparse requests do not all go to the first)."""
+    """Which instance a request goes to.
+
+    SESSION: the instance of its session; new sessions, and requests without one, go to the instances by
+    turns.
+    ROUND_ROBIN: the instances by turns.
+    LEAST_LOADED: the instance with the fewest requests. Of equals it is the one that was chosen longest ago,
+    so that sparse requests do not all go to the first.
+    """
 
     SESSION = "session"
     ROUND_ROBIN = "round_robin"
@@ -40,7 +48,7 @@ class Clock:
         heapq.heappush(self._heap, (when, priority, self._sequence, action))
 
     def run(self, until: float) -> None:
-        """Let time pass until nothing is left to happen, or to `until`."""
+        """Let time pass up to `until`, or until nothing is left to happen."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             self.now, _, _, action = heapq.heappop(heap)
@@ -59,7 +67,7 @@ class Router:
         self._chosen = [0] * instances
 
     def choose(self, item: Item, instances: list[Instance]) -> Instance:
-        """Where a request goes that arrives now."""
+        """The instance for a request that arrives now."""
         session = item.request.session
         if self._route is Route.LEAST_LOADED:
             self._turn += 1

@@ -1,9 +1,15 @@
 """One kernel on the virtual clock. Owns: `Instance`, the virtual driver.
 
-Rules (spec, *One kernel, two drivers*): the same call order as the engine's loop: deliver what has come
-(requests, pages from L3), plan, run, commit; nothing is delivered inside a step. A step takes the
-scheduler's time, its restores and its forward pass. Where a plan may be repeated it is, until something has
-to be delivered: `disturb` ends the run at the first step's end that is not before that moment.
+Rules:
+1. The call order is that of the engine's loop (rule 1): deliver what has come (requests, pages from L3),
+   plan, run, commit. Nothing is delivered inside a step.
+2. A step takes the scheduler's time, its restores' and its forward pass's.
+3. A plan that may be repeated is repeated until something has to be delivered: `disturb` ends the run at the
+   first end of a repeat that is not before that moment.
+
+Example: a plan begins at 10.0 s, may run 5 times, and each run takes 0.2 s, so the run is to end at 11.0. At
+10.3 a request arrives: the run ends at 10.4, after 2 repeats, and the request is delivered before the next
+plan.
 """
 
 from __future__ import annotations
@@ -28,12 +34,20 @@ POLL_S = 0.005
 
 
 class SimulationStuck(HotprefixError):
-    """Nothing can run and nothing will come: a bug of ours, told instead of looping for ever."""
+    """Nothing can run and nothing will come. That is a bug of ours; it is told instead of looping for
+    ever."""
 
 
 class Run:
-    """A step in flight. ends: the end of each repeat; count: how many of them will be run. scheduler (of each
-    repeat), restore: seconds."""
+    """A step in flight; times are seconds.
+
+    plan: what it runs.
+    begun: when it began.
+    ends: when each repeat ends.
+    count: how many repeats will be run.
+    scheduler: the scheduler's time in each repeat.
+    restore: the time of the plan's restores.
+    """
 
     __slots__ = ("begun", "count", "ends", "plan", "restore", "scheduler")
 
@@ -50,7 +64,7 @@ class Run:
 
 @dataclass(slots=True)
 class Live:
-    """A request in the kernel, and what it says."""
+    """A request in the kernel, and the tokens that it will generate (int32 bytes)."""
 
     item: Item
     outputs: bytes
@@ -61,8 +75,13 @@ Schedule = Callable[[float, "Instance"], None]
 
 
 class Instance:
-    """See the module's rules. schedule(when, self): ask to be woken. ended: told of each request's end.
-    most: at most so many repeats of a plan. next_use: predicts when a request's session will be back."""
+    """See the module's rules.
+
+    schedule: schedule(when, self) asks to be woken at that time.
+    ended: called with each request's end: (item, row, time).
+    most: the most repeats of a plan.
+    next_use: predicts in how many seconds a request's session will be back.
+    """
 
     def __init__(
         self, index: int, config: KernelConfig, cost: CostModel, *, schedule: Schedule, ended: Ended,
@@ -88,14 +107,14 @@ class Instance:
     # -- what comes -------------------------------------------------------------------------------
 
     def arrive(self, name: str, item: Item, now: float) -> None:
-        """A request for this instance."""
+        """Take a request for this instance."""
         depth = len(self._recorder.waiting)
         self._recorder.arrived(new_row(item, name, self.index, now, depth))
         self._inbox.append((name, item))
         self.disturb(now)
 
     def disturb(self, now: float) -> None:
-        """Something is to be delivered: wake up, or end the run early."""
+        """Note that something is to be delivered: wake up, or end the present run early."""
         run = self.run
         if run is None:
             self._schedule(now, self)
@@ -106,7 +125,8 @@ class Instance:
             self._schedule(run.end, self)
 
     def wake(self, now: float) -> None:
-        """A moment that was asked for has come; the run may have been cut or ended since."""
+        """Go on at a moment that was asked for. If the run was shortened or has ended since, the call is
+        ignored, or begins the next step."""
         if self.run is not None:
             if now != self.run.end:
                 return
@@ -148,8 +168,9 @@ class Instance:
         self._host.land(self.kernel, now)
 
     def _idle(self, plan: StepPlan, now: float) -> None:
-        """Nothing runs: only pages from L3 can change that, or the end of waiting for them. A plan that only
-        marks pages in L3 as used, after the last request's end, leaves nothing to be done."""
+        """Wait while nothing can run. Only pages from L3 can change that, or the end of the time for which a
+        request waits for them. After the last request's end a plan may still mark pages in L3 as used; then
+        nothing is left to be done."""
         if not self.kernel.has_work:
             return
         if not self._host.busy:
@@ -159,13 +180,15 @@ class Instance:
             self._schedule(self._poll, self)
 
     def _timed(self, plan: StepPlan, now: float, touched: int) -> Run:
-        """How long each repeat takes. touched: prefixes that refresh touched while this was planned; every
-        repeat does so again, unless refresh looks at the queue less often than once a step."""
+        """The run of a plan, with the time that each repeat takes. touched: how many prefixes refresh touched
+        while the plan was made. Each repeat pays for them again if refresh looks at the queue at every
+        step."""
         prices, status = self._prices, self.kernel.load
         prefill, context, decodes, reach = features(plan.chunks)
         again = self.kernel.config.refresh_every == 1
         scheduler = prices.scheduler_s(*status, touched if again else touched / plan.repeat)
-        # What repeats have in common; each then attends to one position more in every sequence.
+        # The time that all repeats have in common. Each repeat attends to one position more in every
+        # sequence.
         same = prices.step_s(prefill, context, decodes, 0) if plan.chunks else 0.0
         per_position = prices.decode_context_s
         restore = self._host.restore_s(plan, now)
@@ -193,8 +216,8 @@ class Instance:
         return sampled(self._live[request].outputs, first, count)
 
     def stop(self, now: float) -> list[Row]:
-        """The replay ends here: what has run by now counts, a step that has not ended does not. Returns the
-        rows of requests that never ended, as far as they came."""
+        """End the replay here. Repeats that have ended by now count; a step that has not ended does not.
+        Returns the rows of the requests that have not ended, as far as they came."""
         run = self.run
         if run is not None and (count := bisect_right(run.ends, now)):
             run.count = count

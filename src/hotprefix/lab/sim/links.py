@@ -1,7 +1,9 @@
 """What moves between tiers and how long it takes. Owns: `Wire`, one direction of one link, and `Wires`.
 
-Rules: bytes count per physical link, in the direction they move. A wire carries one transfer at a
-time, in order; one that comes while it is busy waits (`free_at`). None fails.
+Rules:
+1. Bytes count per physical link, in the direction in which they move.
+2. A wire carries one transfer at a time, in order. A transfer that comes while the wire is busy waits until
+   `free_at`. No transfer fails.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from hotprefix.lab.cost.model import Link, Links
 
 @dataclass(slots=True)
 class Wire:
-    """One direction of a link. seconds: time it was busy."""
+    """One direction of a link.
+
+    name: which one.
+    link: its speed and latency.
+    free_at: when its last transfer ends.
+    bytes: moved so far.
+    seconds: how long it was busy.
+    transfers, cancels: how many there were.
+    """
 
     name: str
     link: Link
@@ -25,7 +35,7 @@ class Wire:
     cancels: int = 0
 
     def send(self, size: int, now: float) -> float:
-        """Carry `size` bytes; returns when they have arrived."""
+        """Carry `size` bytes; returns the time at which they have arrived, seconds."""
         took = self.link.seconds(size)
         self.free_at = max(now, self.free_at) + took
         self.bytes += size
@@ -36,7 +46,7 @@ class Wire:
 
 @dataclass(slots=True)
 class Wires:
-    """The wires of one instance below L1; None where the tier does not exist."""
+    """The wires of one instance below L1; None if the tier does not exist."""
 
     save: Wire | None = None
     restore: Wire | None = None
@@ -46,7 +56,7 @@ class Wires:
 
 
 def wires(links: Links, host: bool, storage: bool) -> Wires:
-    """The wires that the configured tiers need. Raises ConfigError where a figure is missing."""
+    """The wires that the configured tiers need. Raises ConfigError if a link's figure is missing."""
     made = Wires()
     wanted = {"save": host, "restore": host, "put": storage, "fetch": storage}
     names = {"save": "l1-l2", "restore": "l2-l1", "put": "l2-l3", "fetch": "l3-l2"}

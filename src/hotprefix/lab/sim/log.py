@@ -1,7 +1,9 @@
 """The event log of a replay. Owns: `ReplayLog`: one JSON line an event, in the order in which they happened.
 
-Rules: the records of `hotprefix.records`, with the instance; nothing that differs between two runs of one
-seed (no wall time, no process). Written beside its place and moved there when the replay has ended.
+Rules:
+1. The lines are the records of `hotprefix.records`, with the instance's number.
+2. Nothing in them differs between two runs of one seed (no wall time, no process).
+3. The file is written beside its place and moved there when the replay has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from hotprefix.records.schema import of_event
 
 
 class ReplayLog:
-    """A context manager; `put` takes events. Raises InputError where the file cannot be written."""
+    """A context manager; `put` takes events. Raises InputError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._part = path, path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -30,7 +32,7 @@ class ReplayLog:
             raise InputError(f"{path}: cannot write the log: {error.strerror}", param="log") from error
 
     def put(self, instance: int, event: Event) -> None:
-        """Write an event down."""
+        """Write one event of an instance."""
         record = {"i": instance} | dataclasses.asdict(of_event(event))
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
 

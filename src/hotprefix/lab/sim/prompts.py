@@ -1,8 +1,13 @@
 """From block ids to what the kernel matches. Owns: `PromptMaker`.
 
-Rules: the kernel's token at position p is the id of the block that p lies in, so two prompts share tokens
-exactly as far as they share blocks. Positions that no recorded block covers hold a filler that no other
-request has (counted down from the largest int32, twice the largest block id): they are never reused.
+Rules:
+1. The kernel's token at position p is the id of the block in which p lies, so two prompts share tokens
+   exactly as far as they share blocks.
+2. Positions that no recorded block covers hold a filler that no other request has, so they are never reused.
+   Fillers are counted down from the largest int32, which is twice the largest block id.
+
+Example: blocks of 4 tokens, a prompt of 10 tokens with the blocks 7 and 3: its tokens are 7 7 7 7 3 3 3 3 f
+f.
 """
 
 from __future__ import annotations
@@ -19,14 +24,14 @@ MAX_TOKEN = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """tokens: the prompt, outputs: what will be generated after it, both int32 bytes."""
+    """tokens: the prompt. outputs: what will be generated after it. Both are int32 bytes."""
 
     tokens: bytes
     outputs: bytes
 
 
 class PromptMaker:
-    """Makes prompts of a trace with that block size; each call numbers one more filler."""
+    """Makes the prompts of a trace with that block size. Each call takes the next filler."""
 
     def __init__(self, block_size: int) -> None:
         self._block = block_size
@@ -50,14 +55,14 @@ class PromptMaker:
         return Prompt(tokens[:length].tobytes(), outputs)
 
     def _room(self, tokens: int) -> Blocks:
-        """An array to write a prompt into, the same each time: new memory is slow."""
+        """An array into which a prompt is written. It is the same each time, because new memory is slow."""
         if len(self._scratch) < tokens:
             self._scratch = np.empty(2 * tokens, dtype="<i4")
         return self._scratch[:tokens]
 
 
 def spread(ids: Blocks, block: int) -> Blocks:
-    """Each id `block` times (as np.repeat, which is three times as slow)."""
+    """Each id `block` times, as np.repeat gives it, which is three times as slow."""
     out = np.empty((len(ids), block), dtype=np.int32)
     out[:] = ids[:, None]
     return out.reshape(-1)

@@ -1,8 +1,9 @@
 """From kernel events to the tables of a replay. Owns: `RequestRows` and `Recorder`, one instance's observer.
 
-Rules (terms: docs/records.md): everything comes from the kernel's own events and counters; nothing is asked
-of the cache. Reuse, computation and retention are the kernel's sums (`kernel.sources.used`), chunk by chunk.
-A window gets a step's work when the step ends.
+Rules (terms: docs/records.md):
+1. Everything comes from the kernel's own events and counters; the cache is not asked.
+2. Reuse, computation and retention are the kernel's sums (`kernel.sources.used`), chunk by chunk.
+3. A step's work counts for the window in which the step ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NOTHING_USED: Row = dict.fromkeys(USE_COLUMNS, 0)
 
 
 def new_row(item: Item, name: str, instance: int, now: float, queue_depth: int) -> Row:
-    """A request that has just arrived at an instance."""
+    """The row of a request that has just arrived at an instance."""
     request = item.request
     row = _EMPTY.copy()
     row.update(
@@ -37,8 +38,11 @@ def new_row(item: Item, name: str, instance: int, now: float, queue_depth: int) 
 
 
 class Recorder:
-    """A kernel's sink. rows: of requests that have not ended, by id. waiting: those never admitted, with
-    their arrivals, in order."""
+    """A kernel's sink.
+
+    rows: the rows of requests that have not ended, by id.
+    waiting: the arrivals of requests that were never admitted, by id, in order.
+    """
 
     def __init__(self, instance: int, log: Callable[[int, ev.Event], None] | None) -> None:
         self.rows: dict[str, Row] = {}
@@ -61,7 +65,7 @@ class Recorder:
 
     @property
     def kinds(self) -> Collection[type[ev.Event]] | None:
-        """What it takes notice of; None = everything, which a log keeps."""
+        """The kinds of events that it needs; None = all, because a log keeps them."""
         return self._on.keys() if self._log is None else None
 
     def sink(self, event: ev.Event) -> None:
@@ -73,19 +77,19 @@ class Recorder:
             handler(event)
 
     def arrived(self, row: Row) -> None:
-        """A request is here; its row is filled by what follows."""
+        """Keep the row of a request that has arrived; later events fill it."""
         self.rows[row["id"]] = row
         self.waiting[row["id"]] = row["arrival_s"]
 
     def rejected(self, name: str) -> Row:
-        """The kernel would not take it."""
+        """Close and return the row of a request that the kernel refused."""
         row = self.rows.pop(name)
         self.waiting.pop(name, None)
         row["outcome"] = "rejected"
         return row
 
     def oldest_wait(self, now: float) -> float | None:
-        """How long the request has waited that came first of those never admitted."""
+        """How long the first of the requests that were never admitted has waited, seconds."""
         arrival = next(iter(self.waiting.values()), None)
         return None if arrival is None else now - arrival
 
@@ -169,7 +173,7 @@ class Windows:
         self, recorder: Recorder, counters: Counters, now: float, forward: float, scheduler: float,
         restore: float,
     ) -> None:  # fmt: skip
-        """A step has ended. forward, scheduler, restore: seconds of it, all repeats together."""
+        """Count a step that has ended. forward, scheduler, restore: its seconds, all repeats together."""
         index = int(now / self._seconds)
         if index != self._index:
             self._fill()
@@ -192,7 +196,7 @@ class Windows:
         self.rows.append(self._row)
 
     def _fill(self) -> None:
-        """What was counted in the open window, and what its last step left behind."""
+        """Fill the open window's row with what was counted in it, and the gauges after its last step."""
         row, state = self._row, self._state
         if state is None:
             return
@@ -204,8 +208,8 @@ class Windows:
         row["owned_pages"] = self._total - state.free - state.evictable - state.protected
 
     def close(self, now: float) -> list[Row]:
-        """The table; the last window is as long as the replay was. An instance that never had a step has that
-        window too, so that idle instances are not left out of what is shared out among all."""
+        """The window table. The last window ends with the replay. An instance that never had a step has that
+        window too, so that idle instances count in shares of all instances' time."""
         self._fill()
         if not self.rows and now:
             self._open(math.ceil(now / self._seconds) - 1)
@@ -222,7 +226,7 @@ _SUMS = (
 
 
 def _counts(of: Counters) -> tuple[int, ...]:
-    """What the columns of _SUMS count, so far."""
+    """What the columns of _SUMS have counted so far."""
     return (
         of.steps, of.cached_tokens, of.computed_prompt_tokens, of.computed_output_tokens, of.evicted_pages,
         of.refresh_touches, of.stalls,

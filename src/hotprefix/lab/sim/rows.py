@@ -1,10 +1,11 @@
 """What a replay measures. Owns: the columns of the request table and of the window table.
 
-Rules: times are seconds of the virtual clock, tokens are prompt tokens unless named otherwise;
-what did not happen is null, never 0. Unfinished requests have a row too, as far as they
-came. For each request whose prefill is done
-    cached_l1 + cached_l2 + cached_l3 + computed_tokens - rework_tokens = input_tokens,
-    retained + regained + restored_l2 + restored_l3 + recomputed = matched_at_enqueue.
+Rules:
+1. Times are seconds of the virtual clock; tokens are prompt tokens unless named otherwise.
+2. What did not happen is null, never 0. Requests that have not finished have a row too, as far as they came.
+3. For each request whose prefill is done
+       cached_l1 + cached_l2 + cached_l3 + computed_tokens - rework_tokens = input_tokens,
+       retained + regained + restored_l2 + restored_l3 + recomputed = matched_at_enqueue.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ REQUEST_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "matched_at_enqueue": pl.Int64,  # L1
     "matched_at_admission": pl.Int64,  # L1, first admission
     "retained_tokens": pl.Int64,  # of the enqueue-time hit: its very pages were in L1 until they were used
-    "regained_tokens": pl.Int64,  # of that hit, lost from L1 and there again through others
+    "regained_tokens": pl.Int64,  # of that hit, lost from L1 and there again through other requests
     "restored_l2_tokens": pl.Int64,  # of that hit, lost and copied back
     "restored_l3_tokens": pl.Int64,
     "recomputed_tokens": pl.Int64,  # of that hit, lost and computed again by the request itself

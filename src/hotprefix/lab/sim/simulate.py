@@ -1,7 +1,8 @@
 """One replay. Owns: `Replay`, what is held fixed, and `simulate`, which runs it.
 
-Rules: the kernel is the engine's; only time comes from the cost model. Deterministic:
-the same replay, trace and seed give the same tables and the same log, byte for byte, in any process.
+Rules:
+1. The kernel is the engine's; only time comes from the cost model.
+2. The same replay, trace and seed give the same tables and the same log, byte for byte, in any process.
 """
 
 from __future__ import annotations
@@ -37,11 +38,21 @@ from hotprefix.lab.trace.record import TraceRequest
 class Replay:
     """What one replay holds fixed. Raises ConfigError.
 
-    kernel: of every instance. links: of the tiers below L1, the cost model's where None. storage_pages: of
-    the shared L3. concurrency: closed loop, sessions alive at a time. speed: open loop, how many times as
-    fast as recorded. horizon_s: stop then; what has not finished counts as unfinished. warm_up: the first
-    so many requests to arrive fill the caches and are not reported. window_s: of the window table. log:
-    write every event there. repeats: at most so many repeats of a plan; the outcome does not depend on it.
+    kernel: the configuration of every instance's kernel.
+    cost: the cost model.
+    instances: how many.
+    route: which of them a request goes to.
+    loop: how arrivals come about.
+    concurrency: closed loop: how many sessions are alive at a time; None = they begin as recorded.
+    speed: open loop: how many times as fast as recorded.
+    horizon_s: when the replay stops; None = when everything has ended. What has not finished by then counts
+    as unfinished.
+    warm_up: how many requests, the first to arrive, fill the caches and are not reported.
+    window_s: length of the windows in the window table.
+    links: the links of the tiers below L1; None = the cost model's.
+    storage_pages: pages of the shared L3.
+    log: the file to which every event is written; None = no log.
+    repeats: the most repeats of a plan. The outcome does not depend on it.
     """
 
     kernel: KernelConfig
@@ -88,8 +99,14 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What came of a replay (`rows`). requests: in order of arrival. counters: of each instance's kernel.
-    virtual_s: when the last thing happened; wall_s: how long the replay took."""
+    """What came of a replay; columns as in rows.py.
+
+    requests: one row each, in order of arrival.
+    windows, links: the window table and the link table.
+    counters: each instance's kernel's.
+    virtual_s: when the last thing happened, on the virtual clock.
+    wall_s: how long the replay took.
+    """
 
     requests: pl.DataFrame
     windows: pl.DataFrame
@@ -103,8 +120,8 @@ def simulate(
     replay: Replay, trace: Iterable[TraceRequest], *, block_size: int, seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tables:  # fmt: skip
-    """Run a replay. progress: told (requests ended, requests in all). Raises InputError where the trace lacks
-    what the loop needs, ConfigError where a link's figures are missing."""
+    """Run a replay. progress: called with (requests ended, requests in all). Raises InputError if the trace
+    lacks what the loop needs, and ConfigError if a link's figures are missing."""
     begun = time.perf_counter()
     with ExitStack() as stack:
         log = stack.enter_context(ReplayLog(replay.log)) if replay.log is not None else None
@@ -114,14 +131,14 @@ def simulate(
 
 
 class IdealBroken(HotprefixError):
-    """More was reused than an endless cache could have: a bug of ours, told instead of figures that cannot
-    be."""
+    """More was reused than an endless cache could have reused. That is a bug of ours; it is told instead of
+    impossible figures."""
 
 
 def items(
     trace: Iterable[TraceRequest], block_size: int, endless: EndlessCache | None = None
 ) -> Iterator[Item]:
-    """Each request with what an endless cache would give it."""
+    """Each request of a trace with what an endless cache would give it."""
     endless = endless or EndlessCache(block_size)
     for request in trace:
         found = endless.add(request)
@@ -175,14 +192,15 @@ class _Simulation:
         self._check_ideal()
 
     def _check_ideal(self) -> None:
-        """All requests together, since the order in which they run is not the trace's."""
+        """Raise IdealBroken if all requests together reused more than an endless cache would. They are
+        summed, because they do not run in the trace's order."""
         reused = sum(row[tier] or 0 for row in self._rows for tier in ("cached_l1", "cached_l2", "cached_l3"))
         ideal = sum(row["ideal_tokens"] for row in self._rows) + self._endless.late
         if reused > ideal:
             raise IdealBroken(f"{reused} tokens were reused, an endless cache would have had {ideal}")
 
     def _next_use(self, item: Item) -> float | None:
-        """Seconds from the request's end to its session's next one, by what was seen so far."""
+        """Predicted seconds from the request's end to its session's next one, by what was seen so far."""
         request = item.request
         return None if request.session is None else self._think.expected(self._workload.awaited(request))
 

@@ -1,9 +1,11 @@
 """The tiers below L1 on the virtual clock. Owns: `Store`, a shared L3, and `HostSide`, one instance's links.
 
-Rules: pages have names and sizes here, never contents. A store is bounded, and what it holds can be reused
-from a prefix's first page on. A fetch moves the leading pages that are there when it begins; it is delivered
-between steps, as the engine does it. Saves and puts go on in the background and take their wire's time,
-restores are waited for by their step.
+Rules:
+1. Pages have names and sizes here, never contents.
+2. A store is bounded, and each page in it can be reached from its prefix's first page.
+3. A fetch moves the leading pages that are there when it begins. It is delivered between steps, as the engine
+   does it.
+4. Saves and puts go on in the background and take their wire's time. A step waits for its restores.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from hotprefix.lab.sim.links import Wires
 
 
 class _Stored:
-    """parent: the page before it. used: its last use. children: pages that come right after it."""
+    """A page in the store.
+
+    parent: the page before it; None if it is a prefix's first.
+    used: the number of its last use.
+    children: how many pages come right after it.
+    """
 
     __slots__ = ("children", "parent", "used")
 
@@ -29,9 +36,13 @@ class _Stored:
 
 
 class Store:
-    """An external store of at most `pages` pages, shared by instances. As the engine's folder store does, it
-    takes no page whose parent it lacks, and gives up, of the pages with none behind them, the one used
-    longest ago, though none for a page right behind it; a page's last use passes to its parent."""
+    """An external store of at most `pages` pages, shared by instances. It behaves as the engine's folder
+    store:
+    1. It takes no page whose parent it lacks.
+    2. If it is full, it gives up a page behind which there is none: the one used longest ago, but never the
+       parent of the page that needs the room.
+    3. When a page goes, its last use passes to its parent.
+    """
 
     def __init__(self, pages: int) -> None:
         self._limit = pages
@@ -43,7 +54,8 @@ class Store:
         return len(self._pages)
 
     def put(self, key: bytes, parent: bytes | None = None) -> None:
-        """Store a page, if it is not there, behind its parent (None: it is a prefix's first)."""
+        """Store a page behind its parent (None: it is a prefix's first), unless it is there, its parent is
+        not, or no page can make room."""
         if key in self._pages or (parent is not None and parent not in self._pages):
             return
         if len(self._pages) >= self._limit and not self._evict(parent):
@@ -54,7 +66,8 @@ class Store:
         self._use(key)
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Mark a chain as just used: the last page of what can be reused speaks for all of it."""
+        """Mark a chain as just used. Only the last page that can be reached is marked; the pages before it
+        get its use when it goes."""
         last = None
         for key in keys:
             if key not in self._pages:
@@ -90,7 +103,7 @@ class Store:
         return page is not None and page.used == entry[0] and not page.children
 
     def _evict(self, spared: bytes | None) -> bool:
-        """Give up one page; False where there is none but the spared one."""
+        """Give up one page. False if there is none but the spared one."""
         victim = None
         aside: list[tuple[int, bytes]] = []
         while victim is None and self._leaves:
@@ -124,8 +137,13 @@ class _Pending:
 
 
 class HostSide:
-    """What one instance's plans ask of L2's and L3's links. page_bytes: of one page. disturb_at(when):
-    have the instance look again then."""
+    """What one instance's plans ask of L2's and L3's links.
+
+    wires: the instance's.
+    page_bytes: size of one page.
+    store: L3; None if there is none.
+    disturb_at: disturb_at(when) has the instance look again at that time.
+    """
 
     def __init__(
         self, wires: Wires, page_bytes: int, store: Store | None, disturb_at: Callable[[float], None]
@@ -140,7 +158,7 @@ class HostSide:
         return bool(self._pending)
 
     def begin(self, plan: StepPlan, now: float) -> None:
-        """Start what a plan asks of the background."""
+        """Start the fetches, saves and puts of a plan, and give up its cancels."""
         if self.wires.fetch is not None:
             for fetch in plan.fetches:
                 pages = self._store.leading(fetch.keys) if self._store is not None else 0
@@ -167,7 +185,7 @@ class HostSide:
         return self.wires.restore.send(len(plan.restores) * self._bytes, now) - now
 
     def land(self, kernel: Kernel, now: float) -> None:
-        """Hand over what has arrived."""
+        """Hand the fetches that have arrived to the kernel."""
         for pending in [p for p in self._pending.values() if p.arrives <= now]:
             del self._pending[pending.id]
             kernel.transfer_done(pending.id, pending.pages, pending.arrives - pending.begun, now)

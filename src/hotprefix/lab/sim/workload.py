@@ -1,9 +1,13 @@
 """When requests arrive. Owns: `Workload`: open loop by the clock, closed loop by completion and think time.
 
-Rules: open loop replays `arrival_s / speed`. In closed loop a request arrives `think_s`
-after its parent's completion, so a system that is quicker sees more load; `concurrency` sessions are alive
-at a time (a new one begins when one has ended), or, without it, each begins at its recorded start. The seed
-shuffles the order of sessions, nothing else. A request whose parent was rejected comes all the same.
+Rules:
+1. In open loop a request arrives at `arrival_s / speed`.
+2. In closed loop a request arrives `think_s` after its parent's completion, so a quicker system sees more
+   load.
+3. In closed loop `concurrency` sessions are alive at a time, and a new one begins when one has ended. Without
+   `concurrency` each session begins at its recorded start.
+4. The seed shuffles the order of sessions, and nothing else.
+5. A request whose parent was rejected arrives all the same.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ Arrival = tuple[float, Item]
 
 
 class Workload:
-    """Arrivals of one replay. items: in trace order. Raises InputError where the trace lacks what the loop
+    """Arrivals of one replay. items: in trace order. Raises InputError if the trace lacks what the loop
     needs."""
 
     def __init__(
@@ -115,20 +119,20 @@ class Workload:
         return [(now + ((r.request.arrival_s or 0.0) - first), r) for r in roots]
 
     def initial(self) -> list[Arrival]:
-        """Arrivals that depend on no completion, handed over once; those of one moment in the order in which
-        they are to come."""
+        """The arrivals that depend on no completion; they are handed over once. Arrivals of one moment stand
+        in the order in which they are to come."""
         arrivals, self._first = self._first, []
         return arrivals
 
     def awaited(self, request: TraceRequest) -> str | None:
-        """The kind of the request that this one's end brings about, which an engine reads off its answer (a
-        tool call, or the last word); None where none is recorded."""
+        """The kind of the request that follows this one's end; None if none is recorded. An engine reads it
+        off the answer, which is a tool call or the last word."""
         session = self._sessions.get(request.session or "")
         following = session.children.get(request.id) if session is not None else None
         return following[0].request.kind if following else None
 
     def completed(self, request: TraceRequest, now: float) -> list[Arrival]:
-        """What a request's end brings about."""
+        """The arrivals that a request's end brings about."""
         if not self._sessions or request.session is None:
             return []
         session = self._sessions[request.session]
