@@ -28,7 +28,7 @@ stderr = Console(stderr=True)
 
 File = Annotated[str, typer.Argument(help="Trace file, folder of kv-cache-tester, or sample:agents.")]
 Format = Annotated[str, typer.Option(help="auto, hotprefix, mooncake, agents, bailian, azure or events.")]
-BlockSize = Annotated[int | None, typer.Option(help="Tokens a block, where the file does not say.")]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens a block, if the file does not say.")]
 TimeUnit = Annotated[str | None, typer.Option(help="Unit of timestamps: s, ms, us or ns.")]
 SkipBad = Annotated[bool, typer.Option(help="Leave out lines that are no requests; they are counted.")]
 Limit = Annotated[int | None, typer.Option(help="The first so many requests.")]
@@ -135,7 +135,7 @@ def published(
     json: Json = False,
 ) -> None:
     """List the public traces that documented figures rest on: where each comes from, how to get it, and
-    whether your copy is the same (SHA-256). Exit status 2 where one differs.
+    whether your copy is the same (SHA-256). Exit status 2 if one differs.
 
     Example: HOTPREFIX_TRACES=traces hotprefix trace published
     """

@@ -36,7 +36,7 @@ _GLOSSARY = (
     ("TTFT", "time to first token, from a request's own submission."),
     ("slowest completion", "longest submission-to-last-token time of a request in the group."),
     ("makespan", "from the group's start barrier to its last token."),
-    ("change", "of the mean against the baseline; coloured where it exceeds both deviations together."),
+    ("change", "of the mean against the baseline; coloured if it exceeds both deviations together."),
     ("dots, whiskers, mark", "single runs; mean ± sample standard deviation; the baseline's mean."),
 )  # fmt: skip
 

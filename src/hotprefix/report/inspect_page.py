@@ -90,7 +90,7 @@ def _notes(s: Summary) -> list[str]:
             f"{s.read.torn} part(s) end in a cut line: the log ends with a crash or is still written."
         )
     if s.totals.dropped_records:
-        notes.append(f"{s.totals.dropped_records:,} records were dropped where the log could not keep up.")
+        notes.append(f"{s.totals.dropped_records:,} records were dropped because the log could not keep up.")
     if s.outcomes["open"]:
         notes.append(f"{s.outcomes['open']:,} requests have no end in this log.")
     return notes

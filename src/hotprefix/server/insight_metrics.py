@@ -68,14 +68,14 @@ TEXTS = {
     "prefetch": {
         "started": "Fetches from L3 begun.",
         "shared": "Requests that joined another's fetch.",
-        "cancelled": "Fetches given up: nobody waited any more.",
-        "late": "Fetches that ended when nobody waited any more.",
+        "cancelled": "Fetches given up because no request waited any more.",
+        "late": "Fetches that ended when no request waited any more.",
         "not_worth": "Fetches not begun: computing is predicted to be quicker.",
         "pages": "Pages asked of L3.",
     },
     "store": {
         "shared_pages": "Pages that a fetch got from another's read.",
-        "late_pages": "Pages that came when nobody waited any more.",
+        "late_pages": "Pages that came when no request waited any more.",
         "known_pages": "Pages put that the store had already.",
         "active_fetches": "Fetches the store works on.",
         "reserved_bytes": "Host memory reserved for fetches in flight.",
