@@ -76,7 +76,7 @@ _FIELDS: Final = {
     Kind.SERVICE: (("improves", "reaches"), ("not_worse",)),
     Kind.HARM: (("not_worse",), ("improves",)),
     Kind.NULL: (("equal",), ()),
-}  # kind: (fields it must have, fields it may have)
+}  # kind: (fields that a hypothesis of the kind must have, fields that it may have)
 
 
 @dataclass(frozen=True, slots=True)
