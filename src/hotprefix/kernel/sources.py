@@ -55,7 +55,7 @@ class Use(NamedTuple):
     device, host, storage: tokens reused, by final source.
     prompt, outputs: positions computed, of the prompt and of what was sampled before a retraction.
     again_prompt, again_outputs: those of them that the request had had before.
-    retained, regained, restored_host, restored_storage, recomputed: the parts of the arrival's hit (rule 3).
+    retained, regained, restored_host, restored_storage, recomputed: the parts of the arrival's hit.
     """
 
     device: int = 0

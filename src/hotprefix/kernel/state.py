@@ -35,7 +35,7 @@ class State:
 
     Settings:
     config: as given.
-    rules: when computed pages can be found by others (publish.py).
+    rules: when other requests can find computed pages (publish.py).
     preempts: a waiting request may displace less important running ones.
     checkpoints: a chunk must stop at the last page boundary of a prompt, where a recurrent state is kept.
 
@@ -60,7 +60,7 @@ class State:
     l1: its pages and prefix trees.
     tables: what running sequences hold of it.
     sessions: the pins that ended requests left for their sessions' next ones.
-    flights: who computes a prompt that several requests need; None unless the flight is an exact one.
+    flights: which request computes a prompt that several need; None unless the flight is an exact one.
     tiers: what lies below L1; None without an L2.
     host, prefetch: those of `tiers`; None if there are none.
     """

@@ -1,10 +1,13 @@
 """What a figure rests on. Owns: which part of the model each metric needs, and when a replay does not measure
 it.
 
-Rules: a figure that follows from what the model leaves out, or that every arm has by construction, is *not
-measured*: a check of it could not fail, so it supports nothing. Example: with a cost model that gives the
-scheduler no price its share of time is 0 in every arm; "refresh does not cost the scheduler more" would hold
-whatever refresh costs. A replay says what it models (`Models`); None: nothing is known to be missing.
+Rules:
+1. A figure that follows from what the model leaves out, or that every arm has by construction, is *not
+   measured*. A check of it could not fail, so it supports nothing.
+2. A replay says what it models (`Models`). None means that nothing is known to be missing.
+
+Example: if a cost model gives the scheduler no price, the scheduler's share of time is 0 in every arm. The
+claim "refresh does not cost the scheduler more" would then hold whatever refresh costs.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.metric_names import GROUPS, METRICS
 
 Models = Mapping[str, Mapping[str, str]]
-"""Part of the model -> what figures of it are true for (setting: value). A part that is absent is not
-modelled. `RUN` is no part: it names the run, so that a comparison of a run with itself is known for one."""
+"""Part of the model -> the settings for which its figures are true (setting: value). A part that is absent is
+not
+modelled. `RUN` is not a part: it names the run, so that a comparison of a run with itself can be told."""
 
 RUN: Final = "run"
 SCHEDULER, L2, L3, FLEET, HORIZON, ARRIVALS = "scheduler", "L2", "L3", "fleet", "horizon", "arrivals"
@@ -38,7 +42,9 @@ _PART: Final = {
     "unfinished": HORIZON,
     "requests": ARRIVALS,
 }  # fmt: skip
-_ABSENT: Final = (SCHEDULER, L2, L3)  # without them the figure itself is none; the others are true, but given
+# Without one of these parts there is no figure. Without any other part there is a true one, but it says
+# nothing: the replay's setting alone decides it.
+_ABSENT: Final = (SCHEDULER, L2, L3)
 _OF_OBJECTIVES: Final = ("good_requests", "slo_share", "goodput_rps", "worst_instance_slo_share")
 _TIMED: Final = (
     "timeouts", "timeout_share", *_OF_OBJECTIVES, "prefill_busy_share", "decode_busy_share",
@@ -49,14 +55,20 @@ _UNPRICED: Final = (
     "eviction",
     "publication",
     "flight",
-)  # scheduler's work without a price of its own
+)  # settings that change the scheduler's work and have no price in the cost model
 
 
 def modelled(
     kernel: KernelConfig, cost: CostModel, *, run: str, instances: int, arrivals_vary: bool, horizon: bool
 ) -> Models:
-    """What a replay models. run: its key. arrivals_vary: in a closed loop that a horizon cuts, a quicker arm
-    sees more requests."""
+    """What a replay models.
+
+    run: its key.
+    instances: how many it has.
+    arrivals_vary: whether arms may see different requests. They do in a closed loop with a horizon, because a
+    quicker arm gets further.
+    horizon: whether the replay stops at a time.
+    """
     prices = (cost.scheduler_base_s, cost.scheduler_running_s, cost.scheduler_waiting_s)
     tiers = kernel.tiers
     parts = {
@@ -70,7 +82,7 @@ def modelled(
 
 
 def _priced_for(kernel: KernelConfig, cost: CostModel) -> Mapping[str, str]:
-    """The settings that change the scheduler's work and not its price."""
+    """The settings that change the scheduler's work and not its price, with their values."""
     priced = cost.refresh_touch_s is not None and kernel.refresh is not Refresh.QUEUE_INFORMED
     return {
         **{f"kernel.{name}": str(getattr(kernel, name)) for name in _UNPRICED},
@@ -79,13 +91,13 @@ def _priced_for(kernel: KernelConfig, cost: CostModel) -> Mapping[str, str]:
 
 
 def absent(metric: str, models: Models | None) -> bool:
-    """Whether a replay has no such figure."""
+    """Whether a replay has no figure of that metric."""
     part = _part(metric)
     return models is not None and part in _ABSENT and part not in models
 
 
 def not_measured(metric: str, base: Models | None, arm: Models | None, slo: Slo) -> str:
-    """Why two replays do not measure how a metric differs between them; empty where they do."""
+    """Why two replays do not measure how a metric differs between them; empty if they do."""
     if METRICS[metric].own in _OF_OBJECTIVES and not slo.limits:
         return "no objective is given (slo.ttft_s, tpot_s or completion_s); finished_share needs none"
     if base is None or arm is None:
@@ -109,7 +121,7 @@ def rests_on(metric: str) -> str:
 
 
 def empty_group(metric: str, empty: frozenset[str]) -> bool:
-    """Whether it is a figure of a group in which there are no requests. empty: such groups."""
+    """Whether a metric is of a group that has no requests. empty: the groups that have none."""
     assert empty <= set(GROUPS)
     return METRICS[metric].group in empty and METRICS[metric].own != "requests"
 

@@ -1,8 +1,11 @@
-"""For whom a policy helps. Owns: one replay's requests in buckets, by heat, queue depth, length, instance.
+"""Which requests a policy helps. Owns: one replay's requests in buckets, by heat, queue depth, length,
+instance.
 
-Rules: edges are fixed powers (`definitions.EDGES`), equal in every experiment and in `inspect`, so that
-reports can be laid side by side; a bucket without requests has no row. Every request is in one bucket of
-each kind (by instance: if it reached one).
+Rules:
+1. The edges are fixed powers (`definitions.EDGES`), equal in every experiment and in `inspect`, so that
+   reports can be laid side by side.
+2. Every request is in one bucket of each kind; by instance only if it reached one.
+3. A bucket without requests has no row.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ BUCKET_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 
 
 def buckets(run: Run, slo: Slo) -> pl.DataFrame:
-    """BUCKET_COLUMNS of one replay."""
+    """The table of one replay's buckets, with BUCKET_COLUMNS."""
     end = last_moment(run.requests, run.windows) if run.end_s is None else run.end_s
     span = offered_span(run.requests)
     table = []

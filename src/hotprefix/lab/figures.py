@@ -1,6 +1,8 @@
-"""Small arithmetic of tables. Owns: sums, ratios, means and percentiles that say None where there is nothing.
+"""Small arithmetic of tables. Owns: sums, ratios, means and percentiles that are None if there is nothing.
 
-Rules: never NaN or infinity. Percentiles by numpy's method "linear".
+Rules:
+1. No figure is NaN or infinity.
+2. Percentiles are by numpy's method "linear".
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ Floats = NDArray[np.float64]
 
 
 def percentiles(measured: Floats, beyond: int, quantiles: Sequence[float]) -> list[float | None]:
-    """Percentiles (0..100) of the measured values and `beyond` further ones that are greater than any; None
-    where one falls among those, or there is nothing."""
+    """Percentiles (0..100) of the measured values and of `beyond` further values that are greater than any of
+    them. A percentile is None if it falls among the further ones, or if there is no value.
+
+    Example: of the measured 1, 2, 3, 4 and one beyond, the median is 3 and the 90th percentile is None.
+    """
     count = len(measured) + beyond
     if not len(measured):
         return [None] * len(quantiles)
@@ -42,19 +47,20 @@ def mean(values: Floats) -> float | None:
 
 
 def most(values: Floats) -> float | None:
-    """The highest that is known (not NaN)."""
+    """The highest value that is not NaN; None if there is none."""
     known = values[~np.isnan(values)]
     return float(known.max()) if len(known) else None
 
 
 def worst(values: Iterable[float | None]) -> float | None:
-    """The highest; None if one lies beyond the horizon, for nothing is worse than that."""
+    """The highest value; None if there is none, or if one is None: it lies beyond the horizon, and nothing is
+    worse than that."""
     every = list(values)
     known = [v for v in every if v is not None]
     return max(known) if known and len(known) == len(every) else None
 
 
 def columns(table: pl.DataFrame, names: Iterable[str | pl.Expr]) -> dict[str, Floats]:
-    """Columns as arrays; NaN for null. An expression is a column of its own name."""
+    """Columns of a table as arrays, with NaN for null. An expression is a column of its own name."""
     found = table.select(names).cast(pl.Float64).fill_null(float("nan"))
     return {name: found[name].to_numpy() for name in found.columns}

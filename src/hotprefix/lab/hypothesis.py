@@ -1,14 +1,18 @@
 """What is claimed, before anything runs. Owns: `Hypothesis` and its parts, validated.
 
-Rules (docs/decisions/0012-verdicts.md): a claim names its metrics and by how much they must
-change before the first run; `lab.verdict` only applies what stands here. A hypothesis that looks at several
-metrics divides its error rate among them (Bonferroni). Kinds:
+Rules (docs/decisions/0012-verdicts.md):
+1. A claim names its metrics, and by how much they must change, before the first run. `lab.verdict` only
+   applies what stands here.
+2. A hypothesis that looks at several metrics divides its error rate among them (Bonferroni).
+3. If the baseline does not meet a precondition (`needs`), any verdict is inconclusive.
+
+Kinds:
 - mechanism: each metric of `improves` gets better.
-- service: the mechanism works (`improves`) and at least one metric of `reaches` gets better too; where none
+- service: the mechanism works (`improves`), and at least one metric of `reaches` gets better too. If none
   does, the gain does not reach service.
-- harm: `improves` get better while nothing of `not_worse` gets worse by more than its tolerance.
+- harm: no metric of `not_worse` gets worse by more than its tolerance, and those of `improves`, if any, get
+  better.
 - null: every metric of `equal` stays within its tolerance. That is the expected result without thrash.
-A precondition (`needs`) that the baseline does not meet makes any verdict inconclusive.
 """
 
 from __future__ import annotations
@@ -32,9 +36,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A metric and an amount >= 0: the least improvement that matters, or the most harm or difference that is
-    accepted. scale: of the difference in the metric's unit, or relative to the baseline (0.05 = 5 %). Raises
-    ConfigError."""
+    """A metric and an amount. Raises ConfigError.
+
+    amount: the least improvement that matters, or the most harm or difference that is accepted; >= 0.
+    scale: `difference` = in the metric's unit, `relative` = as a share of the baseline (0.05 = 5 %).
+    """
 
     metric: str
     amount: float
@@ -70,14 +76,21 @@ _FIELDS: Final = {
     Kind.SERVICE: (("improves", "reaches"), ("not_worse",)),
     Kind.HARM: (("not_worse",), ("improves",)),
     Kind.NULL: (("equal",), ()),
-}  # kind: (fields it must have, fields it may have)
+}  # kind: (fields that a hypothesis of the kind must have, fields that it may have)
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One claim and the rule that decides it. id, claim, why (where its amounts come from): for people. arm,
-    baseline, condition: names. needs: preconditions; give THRASH, NO_THRASH or your own. confidence: of the
-    intervals together. Raises ConfigError."""
+    """One claim and the rule that decides it. Raises ConfigError.
+
+    id, claim: for people.
+    kind: how the checks combine (see the module).
+    arm, baseline, condition: names of what is compared.
+    improves, reaches, not_worse, equal: the checks.
+    needs: preconditions; THRASH, NO_THRASH or your own.
+    confidence: of all intervals together.
+    why: where the amounts come from, for people.
+    """
 
     id: str
     claim: str
@@ -118,9 +131,9 @@ class Hypothesis:
 
     @property
     def level(self) -> float:
-        """Confidence of each single interval (Bonferroni)."""
+        """The confidence of each single interval (Bonferroni). Example: 2 checks at 0.95 need 0.975 each."""
         return self.level_of(1.0)
 
     def level_of(self, spend: float) -> float:
-        """The same of a look at the data that may use so large a share of the error rate."""
+        """The same for a look at the data that may use only the share `spend` of the error rate."""
         return 1 - (1 - self.confidence) * spend / self.checks

@@ -1,15 +1,17 @@
 """How far the truth may be from what was seen. Owns: the interval of a difference and of a ratio of two arms.
 
 Rules (docs/decisions/0018-intervals.md):
-- The data are paired sections. The estimate is the whole replays' own figure and the spread is taken around
-  it (sectioning, Asmussen and Glynn 2007), so that a bias of small sections widens the interval.
-- An interval is Student's t over the sections' differences, widened where the exact sign-flip test keeps a
-  value that t excludes. Student's t gives the width; the sign flips keep the level where sections take few
-  values (equal arms differ by -1 or +1, say), whatever their law, as long as it is symmetric.
-- A ratio asks for every r whether arm - r * base may be 0 on average (Fieller 1954), so that it agrees with
-  the difference on whether there is a change, and that what varies in both arms alike does not widen it.
-  Where the baseline itself may be 0 a ratio has no upper end: infinity.
-- Nothing is drawn anew from call to call: equal data give equal intervals.
+1. The data are paired sections. The estimate is the figure of the whole replays, and the spread is taken
+   around it (sectioning, Asmussen and Glynn 2007), so that a bias of small sections widens the interval.
+2. An interval is Student's t over the sections' differences, widened to every value that t excludes and the
+   exact sign-flip test keeps. Student's t gives the width. The sign flips keep the level if sections take few
+   values (for example if equal arms differ by -1 or +1), whatever their distribution is, as long as it is
+   symmetric.
+3. A ratio's interval has every r for which arm - r * base may be 0 on average (Fieller 1954). So it agrees
+   with the difference on whether there is a change, and what varies in both arms alike does not widen it. If
+   the baseline
+   itself may be 0, a ratio has no upper end: infinity.
+4. Nothing is drawn anew from call to call: equal data give equal intervals.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 
 METHOD: Final = "Student's t over paired sections, widened where the exact sign-flip test asks for it"
-_ALL_SETS: Final = 12  # up to so many sections every set of them is looked at
+_ALL_SETS: Final = 12  # with at most this many sections every set of them is looked at
 _SETS: Final = 4095
 _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Paired:
-    """What is known of two arms. base, arm: figures of the whole. sections: the same of each section,
-    float64[sections, 2] (base, arm), on the scale of the whole."""
+    """What is known of two arms. base, arm: the figures of the whole. sections: the same figures of each
+    section, float64[sections, 2] as (base, arm), on the scale of the whole."""
 
     base: float
     arm: float
@@ -43,13 +45,15 @@ class Paired:
 
 
 def fewest(confidence: float) -> int:
-    """Sections without which chance alone gives all of them one sign too often: of n sections of two equal
-    arms all have the same sign with a probability of 2 / 2**n. At 95 % that asks for 6."""
+    """The fewest sections from which a level can be reached. With fewer, chance alone gives all of them one
+    sign too
+    often: the n sections of two equal arms all have the same sign with a probability of 2 / 2**n. At 95 %
+    that asks for 6 sections."""
     return math.ceil(1 - math.log2(1 - confidence) - _ROUNDING)
 
 
 def difference(pair: Paired, confidence: float) -> Interval:
-    """Of arm - base. Needs two sections."""
+    """The interval of arm - base. Needs two sections."""
     base, arm = pair.sections.T
     each, centre = arm - base, pair.arm - pair.base
     reach = math.sqrt(_factor(len(each), confidence) * float(((each - centre) ** 2).sum()))
@@ -58,8 +62,8 @@ def difference(pair: Paired, confidence: float) -> Interval:
 
 
 def ratio(pair: Paired, confidence: float, *, signed: bool) -> Interval:
-    """Of arm / base, for a base that is not 0; the upper end may be infinity. signed: the figure may be
-    negative, otherwise no ratio below 0 is possible. Needs two sections."""
+    """The interval of arm / base, for a base that is not 0; its upper end may be infinity. signed: the figure
+    may be negative; otherwise no ratio below 0 is possible. Needs two sections."""
     sign = 1.0 if pair.base > 0 else -1.0
     pair = Paired(sign * pair.base, sign * pair.arm, sign * pair.sections)
     base, arm = pair.sections.T
@@ -70,7 +74,8 @@ def ratio(pair: Paired, confidence: float, *, signed: bool) -> Interval:
 
 
 def _factor(count: int, confidence: float) -> float:
-    """Times the sum of squared deviations: the square of Student's interval's half width."""
+    """The factor which, times the sum of squared deviations, gives the square of half the width of Student's
+    interval."""
     return float(stdtrit(count - 1, (1 + confidence) / 2)) ** 2 / (count - 1) / count
 
 
@@ -99,10 +104,10 @@ def _fieller(pair: Paired, confidence: float) -> Interval:
 
 
 def _sign_flips(top: Floats, bottom: Floats, confidence: float) -> Interval:
-    """All r for which the sign-flip test keeps top - r * bottom = 0 (Hartigan 1969: flipping the signs of a
-    set of sections outdoes what was seen where that set's own ratio lies beyond r). An empty interval where
-    there are too few sections for that level. A set whose bottom is not above 0 says nothing: it keeps every
-    r."""
+    """All r for which the sign-flip test keeps top - r * bottom = 0. By Hartigan (1969) flipping the signs of
+    a set of sections outdoes what was seen if that set's own ratio lies beyond r. The interval is empty if
+    there are too few sections for that level. A set whose bottom is not above 0 says nothing, so it keeps
+    every r."""
     sets = _sets(len(top))
     rank = int((1 - confidence) / 2 * (len(sets) + 1) + _ROUNDING)
     if not rank:

@@ -1,8 +1,10 @@
 """The names of what is measured. Owns: the catalogue of metrics: unit, which way is better, meaning.
 
-Rules: names and formulas are those of docs/terms.md; a name says its unit. A request metric exists for three
-groups: `name` (all requests), `hot.name` and `cold.name`; window, instance and link metrics only for the
-whole. Experiment files may only name what stands here.
+Rules:
+1. Names and formulas are those of docs/terms.md. A name says its unit.
+2. A request metric exists for three groups: `name` (all requests), `hot.name` and `cold.name`. Metrics of
+   windows, instances and links exist for the whole only.
+3. Experiment files may only name what stands here.
 """
 
 from __future__ import annotations
@@ -39,28 +41,29 @@ class Metric:
 
     @property
     def additive(self) -> bool:
-        """A part of a replay has a part of it."""
+        """Whether the parts of a replay add up to the whole's figure."""
         return self.unit in ("tokens", "requests", "pages", "bytes", "count")
 
     @property
     def extreme(self) -> bool:
-        """One request or window decides it, so that no sample says how sure it is."""
+        """Whether one request or window decides it, so that no sample can say how sure it is."""
         return self.own == "oldest_wait_s" or self.name.endswith("_window_max")
 
     @property
     def signed(self) -> bool:
-        """It may be negative: a match may grow between arrival and admission."""
+        """Whether it may be negative. Example: a match may grow between arrival and admission."""
         return self.own.startswith("net_l1_hit_loss")
 
     @property
     def group(self) -> str:
-        """hot, cold, or "" for all requests."""
+        """The group: "hot", "cold", or "" for all requests."""
         return self.name.rpartition(".")[0]
 
     @property
     def counts_all(self) -> bool:
-        """Every request that arrived counts in full, also one that was rejected or has not finished. What
-        does not is a figure of those that were served, and flatters whoever serves fewer."""
+        """Whether every request that arrived counts in full, also one that was rejected or has not finished.
+        Any other metric is a figure of the requests that were served, and flatters the side that serves
+        fewer."""
         percentile = self.own.endswith(_PERCENTILES) and not self.own.startswith("tpot")
         return self.own in _COUNT_ALL or percentile
 

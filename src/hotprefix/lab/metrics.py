@@ -1,14 +1,16 @@
 """From one replay's tables to figures. Owns: the arithmetic of every metric in `metric_names`.
 
 Rules (docs/terms.md):
-- Every request that arrived is counted. A request without a first token (unfinished or rejected) has a
-  latency beyond every one that was measured: a percentile that falls among such requests is None, read
-  ">horizon"; means take an unfinished request's time so far, so they are lower bounds there. Rejected
-  requests have no time so far: means leave them out, percentiles and shares do not
-  (`Metric.counts_all`; a verdict does not believe a mean of the side that finished fewer).
-- Hot and cold: `definitions.is_hot`, of what an endless cache would have reused of the prompt (ideal_tokens).
-  The group does not depend on the arm.
-- Goodput divides by the offered span, first to last arrival.
+1. Every request that arrived is counted. A request without a first token (unfinished or rejected) has a
+   latency beyond every one that was measured, so a percentile that falls among such requests is None, read
+   ">horizon".
+2. A mean takes the time so far of an unfinished request, so it is a lower bound then. A rejected request has
+   no time
+   so far: means leave it out; percentiles and shares do not (`Metric.counts_all`). A verdict does not believe
+   a mean of the side that finished fewer.
+3. Hot and cold are by `definitions.is_hot`, of what an endless cache would have reused of the prompt
+   (ideal_tokens), so a request's group does not depend on the arm.
+4. Goodput divides by the offered span, from the first arrival to the last.
 """
 
 from __future__ import annotations
@@ -49,9 +51,13 @@ def metrics(
     span_s: float | None = None,
     end_s: float | None = None,
 ) -> Figures:
-    """Every name of METRICS for one replay. requests, windows, links: columns of lab.sim.rows. page_tokens:
-    tokens of a page. span_s: offered span, None = from the arrivals. end_s: when the replay ended, None =
-    the latest time in the tables."""
+    """Every metric of METRICS for one replay.
+
+    requests, windows, links: tables with the columns of lab.sim.rows.
+    page_tokens: tokens of a page.
+    span_s: the offered span; None = taken from the arrivals.
+    end_s: when the replay ended; None = the latest time in the tables.
+    """
     rows = request_rows(requests)
     span = offered_span(requests) if span_s is None else span_s
     end = last_moment(requests, windows) if end_s is None else end_s
@@ -79,7 +85,7 @@ def only(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
 
 
 def beyond_horizon(name: str, found: Figures) -> bool:
-    """Whether a latency is None because it lies among requests that were never served."""
+    """Whether a latency is None because it falls among requests that were never served."""
     group, _, own = name.rpartition(".")
     latency = own.startswith(("queue_wait_p", "ttft_p", "completion_p", "worst_")) and own.endswith("_s")
     return latency and found[name] is None and bool(found[f"{group}.requests" if group else "requests"])
@@ -92,14 +98,15 @@ def offered_span(requests: pl.DataFrame) -> float | None:
 
 
 def last_moment(requests: pl.DataFrame, windows: pl.DataFrame) -> float:
-    """The latest time that either table knows, seconds; 0 for empty tables."""
+    """The latest time in either table, seconds; 0 for empty tables."""
     stamps = columns(requests, ("arrival_s", "admit_s", "first_token_s", "finish_s")).values()
     ends = (windows["start_s"] + windows["seconds"]).to_numpy()
     return max((t for t in map(most, (*stamps, ends)) if t is not None), default=0.0)
 
 
 def request_metrics(rows: Rows, slo: Slo, span: float | None, end: float) -> Figures:
-    """REQUEST_METRICS of a group of requests. span: offered span, end: when the replay ended, seconds."""
+    """REQUEST_METRICS of a group of requests. span: the offered span, seconds. end: when the replay ended,
+    seconds."""
     return (
         _outcomes(rows, slo, span, end)
         | _latencies(rows, end)
@@ -134,7 +141,7 @@ def good_requests(rows: Rows, slo: Slo) -> NDArray[np.bool_]:
 
 
 def _tpot(rows: Rows) -> Floats:
-    """Seconds per output token after the first; NaN for requests with less than two, or unfinished."""
+    """Seconds per output token after the first; NaN for requests with fewer than two, or unfinished."""
     later = rows["output_tokens"] - 1
     return (rows["finish_s"] - rows["first_token_s"]) / np.where(later > 0, later, np.nan)
 
@@ -146,8 +153,8 @@ def _timed_out(rows: Rows, slo: Slo, end: float) -> NDArray[np.bool_]:
 
 
 def _latencies(rows: Rows, end: float) -> Figures:
-    """Queue wait, TTFT, completion, TPOT. A request that was never served lies beyond in each of the first
-    three; TPOT is a figure of finished requests with two output tokens or more."""
+    """Queue wait, TTFT, completion and TPOT. In the first three a request that was never served lies beyond
+    all that were measured. TPOT is a figure of finished requests with two output tokens or more."""
     found: Figures = {}
     accepted = rows["rejected"] == 0
     for name, stamp in (("queue_wait", "admit_s"), ("ttft", "first_token_s"), ("completion", "finish_s")):
@@ -164,8 +171,11 @@ def _latencies(rows: Rows, end: float) -> Figures:
 
 
 def _times(name: str, measured: Floats, so_far: Floats, beyond: int) -> Figures:
-    """Mean and percentiles of a latency. so_far: the time that unfinished requests have waited; beyond:
-    requests, those among them, whose value lies beyond the measured."""
+    """Mean and percentiles of a latency.
+
+    so_far: the times that unfinished requests have waited.
+    beyond: how many requests, these included, lie beyond the measured.
+    """
     marks = percentiles(measured, beyond, QUANTILES)
     return {
         f"{name}_mean_s": mean(np.concatenate([measured, so_far])),
@@ -174,8 +184,8 @@ def _times(name: str, measured: Floats, so_far: Floats, beyond: int) -> Figures:
 
 
 def _chain(admitted: Rows) -> Figures:
-    """The match on arrival and what became of it until it was used; of what was not used yet, nothing is
-    said."""
+    """The match on arrival, and what became of it until it was used. Nothing is said about what was not used
+    yet."""
     sums = _sums(admitted)
     hit, at_admission = sums["matched_at_enqueue"], sums["matched_at_admission"]
     parts = {part: sums[f"{part}_tokens"] for part in HIT_PARTS}
@@ -191,8 +201,8 @@ def _chain(admitted: Rows) -> Figures:
 
 
 def _sources(prefilled: Rows) -> Figures:
-    """Final sources of the prompt tokens of requests whose prefill is done, and what was computed. The others
-    have no final sources yet: their tokens are in neither part of a share."""
+    """Final sources of the prompt tokens of requests whose prefill is done, and what was computed. Other
+    requests have no final sources yet, so their tokens are in neither part of a share."""
     sums = _sums(prefilled)
     tokens, computed = sums["input_tokens"], sums["computed_tokens"]
     cached = {tier: sums[f"cached_{tier}"] for tier in ("l1", "l2", "l3")}
@@ -213,7 +223,8 @@ def _sources(prefilled: Rows) -> Figures:
 
 
 def _instances(rows: Rows, slo: Slo) -> Figures:
-    """The worst instance; rejected requests that reached none are left to the whole."""
+    """The figures of the worst instance. Rejected requests that reached no instance count only for the
+    whole."""
     shares, tails = [], []
     for instance in np.unique(rows["instance"][~np.isnan(rows["instance"])]):
         part = only(rows, rows["instance"] == instance)
@@ -228,5 +239,5 @@ def _instances(rows: Rows, slo: Slo) -> Figures:
 
 
 def _sums(rows: Rows) -> dict[str, float]:
-    """Of each column; what is not known adds nothing."""
+    """The sum of each column. What is not known adds nothing."""
     return {name: float(np.nansum(values)) for name, values in rows.items()}

@@ -1,9 +1,11 @@
 """How many seeds would decide a claim. Owns: the projection of a comparison to more seeds.
 
-Rules: the estimates and the spread among sections are taken to stay as they are: the sections that were seen
-are repeated until there are as many as more seeds would give, and the claim is judged again by its own rules.
-It is a plan for the next run, not a promise: estimates move. The number is one of a grid with steps of a
-tenth.
+Rules:
+1. The estimates and the spread among sections are assumed to stay as they are. The sections that were seen
+   are repeated until there are as many as more seeds would give, and the claim is judged again by its own
+   rules.
+2. The answer is a plan for the next run, not a promise, because estimates move.
+3. The number is one of a grid with steps of a tenth.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ MOST: Final = 1000
 
 
 def seeds_to_decide(verdict: Verdict, comparisons: Mapping[str, Comparison]) -> int | None:
-    """About how many seeds, judged once, decide an open claim; None where none up to MOST would. comparisons:
-    that it was judged by."""
+    """About how many seeds, judged once, would decide an open claim; None if no number up to MOST would.
+    comparisons: those by which it was judged."""
     if verdict.settled or not verdict.seeds:
         return None
     claim = replace(verdict.hypothesis, needs=())
@@ -35,7 +37,7 @@ def seeds_to_decide(verdict: Verdict, comparisons: Mapping[str, Comparison]) -> 
 
 
 def sections_of(seeds: int) -> int:
-    """How many sections so many seeds are cut into."""
+    """Into how many sections that many seeds are cut."""
     return seeds if seeds >= SECTIONS else -(-SECTIONS // seeds) * seeds
 
 
@@ -45,7 +47,7 @@ def _grid(seeds: int) -> Iterator[int]:
 
 
 def _with(found: Comparison, seeds: int) -> Comparison:
-    """The comparison as more seeds would show it."""
+    """The comparison as that many seeds would show it."""
     if not found.sections:
         return found
     cut = np.resize(np.array(found.sections), (sections_of(seeds), 2))

@@ -1,9 +1,12 @@
 """When a session will be back. Owns: `ThinkTimes`, an online quantile of the waits between its requests.
 
-Rules: the driver's side of eviction `reuse` (the kernel takes seconds, it predicts nothing). By what is
-awaited, a tool's result or a user's message: an engine reads that off the answer it has just given. Only
-what has happened is learned, so a prediction holds no knowledge of the future. Published figures are where
-each kind begins: tool results median 9 s, p90 72 s, messages median 97 s, p90 1277 s.
+Rules:
+1. This is the driver's side of eviction `reuse`; the kernel takes seconds and predicts nothing.
+2. Waits are learned by their kind: for a tool's result, or for a user's message. An engine reads the kind off
+   the answer that it has just given.
+3. Only what has happened is learned, so a prediction has no knowledge of the future.
+4. Each kind begins with published figures: median 9 s and p90 72 s for tool results, median 97 s and p90 1277
+   s for messages.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ SHORTEST_S: Final = 1e-3
 
 
 class Spread(NamedTuple):
-    """Of a lognormal distribution, seconds."""
+    """A lognormal distribution of waits, by its median and its 90th percentile, seconds."""
 
     median: float
     p90: float
@@ -36,9 +39,12 @@ PUBLISHED: Final[Mapping[str, Spread]] = {TOOL: Spread(9.0, 72.0), USER: Spread(
 
 
 class ThinkTimes:
-    """Predicts waits, seconds. quantile: of the waits seen (0.5: as many were longer as shorter); the first
-    observations move it like PRIOR_WEIGHT earlier ones would let them. Kinds without a prior begin as USER.
-    Raises ConfigError."""
+    """Predicts waits, seconds. Raises ConfigError.
+
+    quantile: which quantile of the waits is predicted; with 0.5 as many are longer as shorter.
+    prior: where each kind begins; kinds without a prior begin as USER. It weighs as much as PRIOR_WEIGHT
+    observed waits.
+    """
 
     def __init__(self, quantile: float = 0.5, prior: Mapping[str, Spread] = PUBLISHED) -> None:
         if not 0.0 < quantile < 1.0:
@@ -49,13 +55,13 @@ class ThinkTimes:
         self._seen: dict[str, int] = {}
 
     def expected(self, kind: str | None) -> float:
-        """Seconds from a request's end to its session's next one."""
+        """Predicted seconds from a request's end to its session's next one."""
         name = kind or USER
         return math.exp(self._logs[name]) if name in self._logs else math.exp(self._begin(name))
 
     def learn(self, kind: str | None, seconds: float) -> None:
-        """One wait has ended. Robbins and Monro's steps (1951) towards the quantile of its logarithm, as wide
-        as the prior is spread."""
+        """Learn from a wait that has ended, by a step of Robbins and Monro (1951) towards the quantile of the
+        wait's logarithm. The step is in proportion to the prior's spread."""
         name = kind or USER
         log, seen = self._logs.get(name, self._begin(name)), self._seen.get(name, 0)
         shorter = math.log(max(seconds, SHORTEST_S)) <= log

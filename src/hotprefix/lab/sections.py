@@ -1,11 +1,15 @@
 """Paired pieces of two replays. Owns: `Run`, and how arm and baseline are cut into sections.
 
-Rules: a cluster is a session, or the requests that arrive within one window where they have no session; it
-is never split. A section is a run of neighbouring clusters, by their first arrival in the baseline, so that
-what depends on each other in time stays together; sections hold about equally many requests. Windows are
-cut into as many equal stretches of each replay's own time. Links are counted per replay and are not cut.
-What a replay does not model (lab.basis) and figures of a group without requests are None, of the whole and of
-every section: no 0 stands for what was not measured.
+Rules:
+1. A cluster is a session. Requests without a session are a cluster if they arrive within the same window. A
+   cluster is never split.
+2. A section is a run of neighbouring clusters, by their first arrival in the baseline, so that requests that
+   depend on each other in time stay together. Sections have about equally many requests.
+3. Windows are cut into as many equal stretches of each replay's own time. Links are counted per replay and
+   not cut.
+4. What a replay does not model (lab.basis), and figures of a group without requests, are None, for the whole
+   and for
+   every section: no 0 stands for what was not measured.
 """
 
 from __future__ import annotations
@@ -24,8 +28,14 @@ from hotprefix.lab.metrics import last_moment, metrics, offered_span
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One replay: tables with the columns of lab.sim.rows. page_tokens: tokens of a page. end_s: when it
-    ended, None = the latest time in the tables. models: what it models, None = everything."""
+    """One replay.
+
+    seed: its seed.
+    requests, windows, links: tables with the columns of lab.sim.rows.
+    page_tokens: tokens of a page.
+    end_s: when it ended; None = the latest time in the tables.
+    models: what it models; None = everything.
+    """
 
     seed: int
     requests: pl.DataFrame
@@ -48,32 +58,34 @@ def figures(run: Run, slo: Slo) -> Figures:
 
 
 def unmeasured(run: Run, whole: Figures) -> frozenset[str]:
-    """The metrics that a replay has no figure of. whole: its metrics."""
+    """The metrics of which a replay has no figure. whole: all its metrics."""
     empty = frozenset(group for group in GROUPS if not whole[f"{group}.requests"])
     return frozenset(name for name in whole if absent(name, run.models) or empty_group(name, empty))
 
 
 def without(found: Figures, missing: frozenset[str]) -> Figures:
-    """The figures, None for those that are missing."""
+    """The figures, with None for those in `missing`."""
     return {name: None if name in missing else value for name, value in found.items()}
 
 
 def section_figures(base: Run, arm: Run, parts: int, *, slo: Slo, window_s: float) -> list[Pair]:
-    """(baseline's, arm's) metrics of each section, at most `parts`. What adds up is scaled to the whole, so
-    that every figure of a section is an estimate of the whole's."""
+    """(baseline's metrics, arm's metrics) of each section; at most `parts` sections. Figures that add up are
+    scaled to the whole, so that every figure of a section is an estimate of the whole's."""
     key = _clusters(base, arm, parts, window_s)
     cut = [list(_cut(run, key, window_s, slo)) for run in (base, arm)]
     return list(zip(*cut, strict=True))
 
 
 def _cluster(window_s: float) -> pl.Expr:
-    """A session, or a window of arrivals; the two never share a name."""
+    """The expression that names a request's cluster: its session, or its window of arrival. The two never
+    share a name."""
     window = (pl.col("arrival_s") // window_s).cast(pl.Int64).cast(pl.String)
     return pl.coalesce("session:" + pl.col("session"), "window:" + window).alias("cluster")
 
 
 def _clusters(base: Run, arm: Run, parts: int, window_s: float) -> pl.DataFrame:
-    """Columns cluster, section. Clusters that only the arm has (closed loop: it came further) follow."""
+    """A table with the columns cluster and section. Clusters that only the arm has, because it came further
+    in a closed loop, stand last."""
     both = [
         run.requests.group_by(_cluster(window_s)).agg(first=pl.col("arrival_s").min(), n=pl.len())
         for run in (base, arm)

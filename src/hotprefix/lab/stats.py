@@ -1,13 +1,14 @@
 """How sure a difference is. Owns: `Comparison`, its interval, and the comparison of two arms.
 
 Rules (docs/decisions/0012-verdicts.md, 0018-intervals.md):
-- What is drawn is never a request but a *section* (lab.sections): a run of whole sessions or arrival windows
-  of one seed, or a whole seed where there are SECTIONS seeds or more. Arm and baseline are paired: the same
-  sessions of the same seed, section by section.
-- The point estimate is the mean over seeds of each whole replay's figure; `lab.interval` says how far off it
-  may be. No interval where there is nothing to draw it from; then the reason is given.
-- A figure that one of the two replays does not model (`Run.models`), or that both model without the very
-  thing in which they differ, is not measured: it is None, and no claim rests on it.
+1. The unit of the sample is never a request but a *section* (lab.sections): a run of whole sessions or
+   arrival windows of one seed; or a whole seed, if there are SECTIONS seeds or more. Arm and baseline are
+   paired: the same sessions of the same seed, section by section.
+2. The point estimate is the mean over seeds of each whole replay's figure; `lab.interval` says how far off it
+   may be. If there is nothing from which to take an interval there is none, and the reason is given.
+3. A figure that one of the two replays does not model (`Run.models`), or that both model without the very
+   thing in
+   which they differ, is not measured: it is None, and no claim rests on it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,25 @@ from hotprefix.lab.metrics import beyond_horizon
 from hotprefix.lab.sections import Pair, Run, figures, section_figures
 
 SECTIONS: Final = 8
-_UNEVEN: Final = 0.01  # a difference of finished shares below it is a request or two at the replay's end
+_UNEVEN: Final = 0.01  # finished shares that differ by less differ by a request or two at the replay's end
 
 Scale = Literal["difference", "relative"]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One metric, arm against baseline. base, arm: means over seeds, None where a seed has no figure.
-    sections: (base, arm) of each section, on the scale of the whole. beyond: whose figure lies beyond the
-    replay's end ("", "base", "arm", "both"). reason: why there is no interval. finished: shares of requests
-    that finished, (base, arm), where the metric does not count the others in full; else None. seeds: how many
-    the figures are of. not_measured: why the replays do not measure this difference; empty where they do."""
+    """One metric, arm against baseline.
+
+    metric: its name.
+    base, arm: means over seeds; None if a seed has no figure.
+    sections: (base, arm) of each section, on the scale of the whole.
+    beyond: which figure lies beyond the replay's end: "", "base", "arm" or "both".
+    reason: why there is no interval; empty if there is one.
+    finished: the shares of requests that finished, (base, arm), if the metric does not count the others in
+    full; else None.
+    seeds: how many seeds the figures are of.
+    not_measured: why the replays do not measure this difference; empty if they do.
+    """
 
     metric: str
     base: float | None
@@ -52,7 +60,8 @@ class Comparison:
     not_measured: str = ""
 
     def value(self, scale: Scale) -> float | None:
-        """arm - base, or that as a share of |base|; None where a figure is missing, or base is 0."""
+        """arm - base, or that as a share of |base|. None if a figure is missing, or for a share if base is
+        0."""
         if self.base is None or self.arm is None:
             return None
         if scale == "difference":
@@ -61,17 +70,21 @@ class Comparison:
 
     @property
     def flattered(self) -> Literal["", "base", "arm"]:
-        """Who finished fewer of its requests by more than one in a hundred, in a metric that does not count
-        the others in full: its figure may look better than it is."""
+        """The side whose figure may look better than it is, because it finished fewer requests and the metric
+        does not count the others in full; "" if the finished shares differ by at most 0.01."""
         base, arm = self.finished or (0.0, 0.0)
         if abs(arm - base) <= _UNEVEN:
             return ""
         return "arm" if arm < base else "base"
 
     def interval(self, confidence: float = 0.95, scale: Scale = "difference") -> Interval | None:
-        """Of the change; relative: as shares of |base|, the upper end may be infinity. Both scales agree on
-        whether 0 is in it. None: see `why_none`. Where every section gives the same change the interval is
-        that value, twice, if so many could not agree by chance."""
+        """The interval of the change; None for a reason that `why_none` gives.
+
+        scale: `relative` = as shares of |base|; the upper end may be infinity then. Both scales agree on
+        whether 0 is in the interval.
+        If every section gives the same change, and there are so many that this cannot be chance, the interval
+        is that value, twice.
+        """
         if self.reason or self.base is None or self.arm is None or not (scale == "difference" or self.base):
             return None
         pair = Paired(self.base, self.arm, np.array(self.sections))
@@ -100,8 +113,11 @@ class Comparison:
 def compare(
     base: Sequence[Run], arm: Sequence[Run], *, slo: Slo, window_s: float = 30.0
 ) -> dict[str, Comparison]:
-    """Every metric, arm against baseline. base, arm: the same seeds, the same workload for a seed. window_s:
-    length of a cluster where requests have no session. Raises InputError where the seeds differ."""
+    """Every metric, arm against baseline. Raises InputError if the seeds differ.
+
+    base, arm: runs of the same seeds, with the same workload for a seed.
+    window_s: length of a cluster of requests without a session.
+    """
     pairs = _paired(base, arm)
     whole = [(figures(b, slo), figures(a, slo)) for b, a in pairs]
     cut = whole
@@ -115,7 +131,7 @@ def compare(
 
 
 def _measured(found: Comparison, base: Run, arm: Run, slo: Slo) -> Comparison:
-    """The comparison, or that there is none."""
+    """The comparison; without figures if the replays do not measure it."""
     why = not_measured(found.metric, base.models, arm.models, slo)
     return replace(found, not_measured=why, reason=f"not measured: {why}") if why else found
 
@@ -151,7 +167,7 @@ def _finished(metric: Metric, whole: Sequence[Pair]) -> tuple[float, float] | No
 
 
 def _why_none(found: Comparison, sections: int, far: bool) -> str:
-    """Why no interval can be given; empty where it can."""
+    """Why no interval can be given; empty if one can."""
     if found.beyond:
         return "falls among requests that were not served by the replay's end"
     if found.base is None or found.arm is None:

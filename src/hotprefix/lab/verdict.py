@@ -1,13 +1,20 @@
 """Whether a claim holds. Owns: the rules from intervals to the `Verdict` of a `Hypothesis`.
 
-Rules (docs/decisions/0012-verdicts.md, 0018-intervals.md): every check compares an interval with an amount
-stated beforehand and *holds*, *fails* or stays *open*; a point estimate alone decides nothing. A metric
-improves where its interval excludes no change and its estimate reaches the stated amount; it does not where
-the interval excludes that amount. It is not worse, or equal, where the whole interval is within the
-tolerance (equivalence by interval); it is worse, or changed, where the whole interval is outside. A figure
-of served requests does not speak for the side that finished fewer (`Comparison.flattered`): open. So few
-sections that chance gives them all one sign decide nothing at that level: open. What the replays do not
-measure is *not measured*: it supports no claim and refutes none.
+Rules (docs/decisions/0012-verdicts.md, 0018-intervals.md):
+1. Every check compares an interval with an amount that was stated beforehand, and *holds*, *fails* or stays
+   *open*. A point estimate alone decides nothing.
+2. `improves`, `reaches`: the check holds if the interval excludes "no change" and the estimate reaches the
+   stated amount. It fails if the interval excludes that amount.
+3. `not_worse`, `equal`: the check holds if the whole interval is within the tolerance (equivalence by
+   interval). It fails if the whole interval is outside.
+4. A figure of served requests does not speak for the side that finished fewer (`Comparison.flattered`); the
+   check stays open.
+5. If there are so few sections that chance could give them all one sign, the check stays open at that level.
+6. What the replays do not measure is *not measured*: it supports no claim and refutes none.
+
+Example: "TTFT improves by 5 %". With an estimate of 7 % and an interval from 2 to 12 % it holds. With an
+interval from -1 to 15 % it is open. With an interval from 1 to 4 % it fails: there is a gain, but not the
+stated one.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ from hotprefix.lab.stats import Comparison
 
 
 class Outcome(StrEnum):
-    """as_expected: a null hypothesis whose intervals lie within the tolerance."""
+    """What became of a claim. AS_EXPECTED: a null hypothesis whose intervals lie within the tolerance."""
 
     SUPPORTED = "supported"
     REFUTED = "refuted"
@@ -42,9 +49,18 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check. want: improves | reaches | not_worse | equal. value, interval: of the change on the
-    tolerance's scale, at the verdict's level; None where there is none. rests_on: what the figure is made of.
-    sections: from how many the interval is."""
+    """One check.
+
+    want: improves | reaches | not_worse | equal.
+    tolerance: the metric, and the amount that was stated.
+    state: what came of it.
+    base, arm: the figures; None if there is none.
+    value: the change, on the tolerance's scale; None if there is none.
+    interval: of the change, at the verdict's level; None if there is none.
+    text: why, in words.
+    rests_on: what the figure is made of.
+    sections: from how many sections the interval is.
+    """
 
     want: str
     tolerance: Tolerance
@@ -60,9 +76,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """reason: one sentence for people. level: confidence of each interval. seeds: how many it is judged by.
-    settled: more seeds cannot change it, or must not (it was decided). would_decide: about how many seeds
-    would decide what is inconclusive (lab.power); None where that cannot be told."""
+    """Whether a claim holds.
+
+    outcome: what became of it.
+    reason: one sentence for people.
+    findings: its checks.
+    level: the confidence of each interval.
+    seeds: by how many seeds it is judged.
+    settled: more seeds cannot change it, or must not, because it was decided.
+    would_decide: about how many seeds would decide an inconclusive one (lab.power); None if that cannot be
+    told.
+    """
 
     hypothesis: Hypothesis
     outcome: Outcome
@@ -81,8 +105,12 @@ def decide(
     *,
     spend: float = 1.0,
 ) -> Verdict:
-    """comparisons: of the hypothesis' arm and condition, by metric. baseline: the baseline's metrics, one
-    mapping a seed. spend: the share of the error rate that this look at the data may use."""
+    """The verdict on a hypothesis.
+
+    comparisons: those of its arm and condition, by metric.
+    baseline: the baseline's metrics, one mapping for each seed.
+    spend: the share of the error rate that this look at the data may use.
+    """
     level = hypothesis.level_of(spend)
     found = tuple(
         _check(want, tolerance, comparisons[tolerance.metric], level)
@@ -101,12 +129,12 @@ def decide(
 
 
 def rule(hypothesis: Hypothesis, found: Sequence[Finding]) -> tuple[Outcome, str]:
-    """How the checks combine, and why in words."""
+    """(outcome, reason): what the checks together say of the claim."""
     return _RULES[hypothesis.kind](found)
 
 
 def _unmet(needs: Sequence[Need], baseline: Sequence[Mapping[str, float | None]]) -> str:
-    """The first need that a seed does not meet, in words; empty where all are met."""
+    """The first need that a seed does not meet, in words; empty if all are met."""
     for need in needs:
         values = [figures[need.metric] for figures in baseline]
         measured = [v for v in values if v is not None]
@@ -136,7 +164,7 @@ def _state(
     want: str, tolerance: Tolerance, found: Comparison, value: float | None, interval: Interval | None,
     level: float,
 ) -> tuple[State, str]:  # fmt: skip
-    """Whether the wanted holds, and why in words."""
+    """(state, reason): whether what is wanted holds."""
     name = tolerance.metric
     if found.not_measured:
         return State.NOT_MEASURED, f"{name}: not measured, {found.not_measured}"
@@ -155,7 +183,7 @@ def _state(
 
 
 def compared(want: str, tolerance: Tolerance, value: float, interval: Interval) -> tuple[State, str]:
-    """What an interval says of what is wanted, and in words."""
+    """(state, reason): what an interval says of what is wanted."""
     name = tolerance.metric
     # Gains are counted upwards, whichever way the metric is better.
     (low, high), gain = interval, value
@@ -183,7 +211,7 @@ def compared(want: str, tolerance: Tolerance, value: float, interval: Interval) 
 
 
 def _state_beyond(want: str, found: Comparison) -> tuple[State, str]:
-    """One of the two lies beyond the replay's end, which is worse than any figure."""
+    """The state if one of the two figures lies beyond the replay's end, which is worse than any figure."""
     name, worse = found.metric, found.beyond == "arm"
     if want == "equal":
         return State.FAILS, f"{name}: beyond the replay's end in one of the two only"
@@ -192,7 +220,7 @@ def _state_beyond(want: str, found: Comparison) -> tuple[State, str]:
 
 
 def _even(want: str, found: Comparison, state: State, text: str) -> tuple[State, str]:
-    """What was found stays open where it speaks for the side that finished fewer requests."""
+    """What was found, or open if it speaks for the side that finished fewer requests."""
     speaks_for = {State.HOLDS: "arm", State.FAILS: "base"}.get(state)
     if not found.flattered or not found.finished or speaks_for is None:
         return state, text
@@ -210,12 +238,12 @@ def _of(found: Sequence[Finding], *wants: str) -> list[Finding]:
 
 
 def _in(found: Sequence[Finding], *states: State) -> str:
-    """The texts of those in these states; empty for none."""
+    """The texts of the findings in these states; empty if there are none."""
     return "; ".join(f.text for f in found if f.state in states)
 
 
 def _every(found: Sequence[Finding]) -> tuple[Outcome, str]:
-    """All must hold; one that fails refutes."""
+    """The outcome of a claim all of whose checks must hold; one that fails refutes it."""
     if failed := _in(found, State.FAILS):
         return Outcome.REFUTED, failed
     if left := _in(found, State.OPEN, State.NOT_MEASURED):

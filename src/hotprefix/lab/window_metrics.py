@@ -1,8 +1,11 @@
 """Figures of an instance's time. Owns: the metrics of the window table and of the link table.
 
-Rules: shares are of instance time, from the first window's start to the last one's end, times instances: a
-window without steps is idle time. An instance's normalised load is its busy time as a share of that time;
-what a step costs is the cost model's (docs/terms.md: cached_tps is observed throughput, not capacity).
+Rules:
+1. Shares are of instance time: the time from the first window's start to the last one's end, times the number
+   of instances. A window without steps is idle time.
+2. An instance's normalised load is its busy time as a share of that time. What a step costs is told by the
+   cost
+   model (docs/terms.md: cached_tps is observed throughput, not capacity).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ _AMOUNTS: Final = ("bytes", "seconds", "transfers", "cancels")
 
 
 def window_metrics(windows: pl.DataFrame, page_tokens: int) -> Figures:
-    """Throughput, busy shares and the cache's counters."""
+    """The metrics of the window table: throughput, busy shares and the cache's counters."""
     rows = columns(windows, _COLUMNS)
     start, stop = rows["start_s"], rows["start_s"] + rows["seconds"]
     span = float(stop.max() - start.min()) if len(start) else 0.0
@@ -62,7 +65,7 @@ def _throughput(name: str, tokens: Floats, seconds: Floats, span: float) -> Figu
 
 
 def link_metrics(links: pl.DataFrame) -> Figures:
-    """Each physical link on its own; None where the link does not exist."""
+    """The metrics of each physical link; None if the link does not exist."""
     found: Figures = {}
     for link in LINKS:
         rows, at = columns(links.filter(pl.col("link") == link), _AMOUNTS), link.replace("-", "_")

@@ -49,7 +49,7 @@ class Fingerprinter:
         return self.chain(self.root(namespace), tokens, most)[0]
 
     def root(self, namespace: Namespace) -> bytes:
-        """What a namespace's chains begin with."""
+        """The state with which a namespace's chains begin."""
         return hmac.digest(self._key, root_key(namespace, self._page_size), "sha256")
 
     def chain(self, last: bytes, tokens: bytes, most: int | None = None) -> tuple[list[str], bytes]:

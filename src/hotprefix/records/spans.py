@@ -106,7 +106,7 @@ class Spans:
         }
 
     def opened(self, model: str, wall: float, now: float) -> None:
-        """wall: Unix time at the engine's clock `now`, seconds."""
+        """Begin to make spans. wall: Unix time at the engine's clock `now`, seconds."""
         self._model = model
         self._zero = round(wall * 1e9) - round(now * 1e9)
 

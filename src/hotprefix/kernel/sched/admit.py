@@ -8,7 +8,7 @@ Rules:
 3. A request that was retracted must fit with all its outputs.
 4. The oldest request of the most important priority is never a victim, so a request always finishes.
 
-Example for rule 2: pages of 16, reserve 0.25. A prompt of 100 tokens with 61 outputs needs room for
+Example for the second: pages of 16, reserve 0.25. A prompt of 100 tokens with 61 outputs needs room for
 100 + ceil(61 * 0.25) - 1 = 115 positions (the last sampled token gets no KV): 8 pages. If 2 of its pages are
 found in the tree and running requests are owed 5, it needs 8 - 2 + 5 = 11 vacant pages.
 """

@@ -125,7 +125,7 @@ class Draft:
         self._record(seq, start, stop)
 
     def stop(self, start: int, length: int) -> int:
-        """The position at which a chunk from `start` ends under the budget, by rule 1; `start` itself if the
+        """The position at which a chunk from `start` ends under the budget (rule 17); `start` itself if the
         request has to wait. length: the request's known tokens."""
         stop = min(length, start + self.budget)
         page = self._s.config.page_size

@@ -7,7 +7,7 @@ Rules (flight, docs/terms.md):
    id is an error.
 3. A leader that cannot go on hands over to the first follower, at most `max_elections` times in a row. Then
    all followers run on their own (rule 30).
-4. Followers hold no pages, and one that leaves changes nothing for the others.
+4. Followers hold no pages, and a follower that leaves changes nothing for the rest of its flight.
 
 Example: A, B and C have the same prompt. A leads, B and C wait. A is aborted: B leads (one election), C still
 waits. B's prompt is published: C is released and finds all of it.

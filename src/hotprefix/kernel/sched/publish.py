@@ -1,6 +1,6 @@
 """When computed pages become visible. Owns: the rules that publication and flight give together.
 
-Rule (docs/terms.md, *publication* and *flight*): a flight can hand over only what others can find. So
+Rule (docs/terms.md, *publication* and *flight*): a flight can hand over only pages that can be found. So
 `exact-prefill` publishes a prompt when its prefill is done, and `coalesced` publishes prompt pages after
 every step, whatever the publication setting is. That setting then governs generated pages only.
 """
@@ -61,7 +61,7 @@ def rules_for(config: KernelConfig, capabilities: Capabilities) -> Rules:
 
 
 def publishable(rules: Rules, seq: Sequence, ended: bool) -> int:
-    """How many leading computed tokens of a sequence others may find after this commit."""
+    """How many leading computed tokens of a sequence other requests may find after this commit."""
     if ended:
         return seq.computed if rules.at_end else 0
     if rules.outputs_each_step:

@@ -23,7 +23,7 @@ Facts = dict[str, int]
 
 
 def check_bound(config: KernelConfig, block_size: int, warm_up: int) -> None:
-    """Raises InputError if the bound would not hold for such a run (rule 2)."""
+    """Raises InputError if such a run could reuse what the bound does not know of."""
     if config.tiers is not None:
         raise InputError("bound=true: only L1 has a bound; leave out kernel.tiers or bound", param="bound")
     if warm_up:
