@@ -40,8 +40,7 @@ class Counters:
     refresh_touches: prefixes that these touched.
 
     The next ones split the tokens that L1 held of a prompt when its request arrived, at the moment at which
-    the
-    request used them or computed them instead (sources.py):
+    the request used them or computed them instead (sources.py):
     retained_tokens: L1 still held their very pages.
     lost_waiting_tokens: it did not. The four below add up to these.
     lost_regained_tokens: they were in L1 again, computed or restored for another request.

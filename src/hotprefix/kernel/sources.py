@@ -5,8 +5,7 @@ Rules:
 1. A position counts once per request: as reused or as computed, when a step that ran reaches it for the first
    time. What a retracted request takes or computes again below that is work done again, never reuse.
 2. A reused token has one final source. It depends on where its page was when the step was planned in which
-   the
-   request took it:
+   the request took it:
    - the device, if the page was in L1 or was computed by another request of that very step;
    - the host, if the page was copied to L1 in that step (or in one for whose end the request had to wait),
      for this request or for another;
@@ -14,14 +13,13 @@ Rules:
      own or a shared one.
 3. The arrival's hit is what L1 held of a prompt when its request arrived: the first `hit` tokens. At first
    use they are split. *Retained* are those whose very pages (the same page and publication) are still there.
-   The
-   others were lost: they are *regained* (in L1 again, computed or restored for other requests), *restored*
+   The others were lost: they are *regained* (in L1 again, computed or restored for other requests),
+   *restored*
    from host or storage, or *recomputed* by the request itself. These five parts add up to the part of the hit
    that the request has reached.
 
 Example: L1 held 64 tokens when the request arrived. When it starts, 32 of them are still there, 16 come from
-L2
-and 16 are computed: retained 32, restored_host 16, recomputed 16.
+L2 and 16 are computed: retained 32, restored_host 16, recomputed 16.
 """
 
 from __future__ import annotations

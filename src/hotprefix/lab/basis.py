@@ -22,8 +22,8 @@ from hotprefix.lab.metric_names import GROUPS, METRICS
 
 Models = Mapping[str, Mapping[str, str]]
 """Part of the model -> the settings for which its figures are true (setting: value). A part that is absent is
-not
-modelled. `RUN` is not a part: it names the run, so that a comparison of a run with itself can be told."""
+not modelled. `RUN` is not a part: it names the run, so that a comparison of a run with itself can be
+told."""
 
 RUN: Final = "run"
 SCHEDULER, L2, L3, FLEET, HORIZON, ARRIVALS = "scheduler", "L2", "L3", "fleet", "horizon", "arrivals"

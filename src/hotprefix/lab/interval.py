@@ -9,8 +9,7 @@ Rules (docs/decisions/0018-intervals.md):
    symmetric.
 3. A ratio's interval has every r for which arm - r * base may be 0 on average (Fieller 1954). So it agrees
    with the difference on whether there is a change, and what varies in both arms alike does not widen it. If
-   the baseline
-   itself may be 0, a ratio has no upper end: infinity.
+   the baseline itself may be 0, a ratio has no upper end: infinity.
 4. Nothing is drawn anew from call to call: equal data give equal intervals.
 """
 
@@ -46,8 +45,8 @@ class Paired:
 
 def fewest(confidence: float) -> int:
     """The fewest sections from which a level can be reached. With fewer, chance alone gives all of them one
-    sign too
-    often: the n sections of two equal arms all have the same sign with a probability of 2 / 2**n. At 95 %
+    sign too often: the n sections of two equal arms all have the same sign with a probability of 2 / 2**n.
+    At 95 %
     that asks for 6 sections."""
     return math.ceil(1 - math.log2(1 - confidence) - _ROUNDING)
 

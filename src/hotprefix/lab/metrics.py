@@ -5,9 +5,8 @@ Rules (docs/terms.md):
    latency beyond every one that was measured, so a percentile that falls among such requests is None, read
    ">horizon".
 2. A mean takes the time so far of an unfinished request, so it is a lower bound then. A rejected request has
-   no time
-   so far: means leave it out; percentiles and shares do not (`Metric.counts_all`). A verdict does not believe
-   a mean of the side that finished fewer.
+   no time so far: means leave it out; percentiles and shares do not (`Metric.counts_all`). A verdict does
+   not believe a mean of the side that finished fewer.
 3. Hot and cold are by `definitions.is_hot`, of what an endless cache would have reused of the prompt
    (ideal_tokens), so a request's group does not depend on the arm.
 4. Goodput divides by the offered span, from the first arrival to the last.

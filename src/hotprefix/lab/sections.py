@@ -8,8 +8,7 @@ Rules:
 3. Windows are cut into as many equal stretches of each replay's own time. Links are counted per replay and
    not cut.
 4. What a replay does not model (lab.basis), and figures of a group without requests, are None, for the whole
-   and for
-   every section: no 0 stands for what was not measured.
+   and for every section: no 0 stands for what was not measured.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ Rules (docs/decisions/0012-verdicts.md, 0018-intervals.md):
 2. The point estimate is the mean over seeds of each whole replay's figure; `lab.interval` says how far off it
    may be. If there is nothing from which to take an interval there is none, and the reason is given.
 3. A figure that one of the two replays does not model (`Run.models`), or that both model without the very
-   thing in
-   which they differ, is not measured: it is None, and no claim rests on it.
+   thing in which they differ, is not measured: it is None, and no claim rests on it.
 """
 
 from __future__ import annotations

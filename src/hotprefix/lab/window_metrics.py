@@ -4,8 +4,7 @@ Rules:
 1. Shares are of instance time: the time from the first window's start to the last one's end, times the number
    of instances. A window without steps is idle time.
 2. An instance's normalised load is its busy time as a share of that time. What a step costs is told by the
-   cost
-   model (docs/terms.md: cached_tps is observed throughput, not capacity).
+   cost model (docs/terms.md: cached_tps is observed throughput, not capacity).
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ class Prefetcher:
 
         A fetch begins where L2's copy ends, because L2 holds no page without its parents. What it gains are
         the pages that it brings beyond what L1 holds. Example: L2 has 10 pages of the prompt, L1 has 14, and
-        30
-        can be reused: 20 pages are fetched, and 16 gained.
+        30 can be reused: 20 pages are fetched, and 16 gained.
         """
         page = self._host.tier.page_size
         limit = seq.reuse_limit // page
