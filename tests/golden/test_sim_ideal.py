@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,7 @@ from hotprefix.lab.trace.agents import Assumed
 from hotprefix.lab.trace.open import open_trace
 from hotprefix.lab.trace.record import Trace, TraceRequest
 from tests.support.replays import price
-
-TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
-needs_traces = pytest.mark.skipif(not TRACES.exists(), reason="the shared traces are not here")
+from tests.support.traces import shared
 
 
 def whole_blocks(trace: Trace) -> Iterator[TraceRequest]:
@@ -43,7 +40,6 @@ def reused_blocks(trace: Trace, loop: Loop, pages: int) -> tuple[int, int]:
     return tables.requests["cached_l1"].sum() // trace.block_size, required // trace.block_size
 
 
-@needs_traces
 @pytest.mark.parametrize(
     ("name", "limit", "share", "blocks"),
     [
@@ -52,31 +48,28 @@ def reused_blocks(trace: Trace, loop: Loop, pages: int) -> tuple[int, int]:
     ],
 )
 def test_mooncake(name: str, limit: int | None, share: int, blocks: int) -> None:
-    trace = open_trace(TRACES / name, limit=limit)
+    trace = open_trace(shared(name), limit=limit)
     assert reused_blocks(trace, Loop.OPEN, 200_000) == (share, blocks)
 
 
-@needs_traces
 @pytest.mark.slow
 def test_mooncake_conversation_whole() -> None:
-    trace = open_trace(TRACES / "mooncake_fast25_conversation_b512.jsonl.gz")
+    trace = open_trace(shared("mooncake_fast25_conversation_b512.jsonl.gz"))
     reused, blocks = reused_blocks(trace, Loop.OPEN, 400_000)
     assert f"{reused / blocks:.4%}" == "36.6412%"
 
 
-@needs_traces
 def test_coding_agents() -> None:
     """The first sessions; all of them: `test_all_coding_agents`."""
     trace = open_trace(
-        TRACES / "cc_weka_sessions_b64.jsonl.gz", limit=1500, assumed=Assumed(shared_prefix=False)
+        shared("cc_weka_sessions_b64.jsonl.gz"), limit=1500, assumed=Assumed(shared_prefix=False)
     )
     reused, blocks = reused_blocks(trace, Loop.CLOSED, 400_000)
     assert (reused, blocks) == (2_256_626, 2_367_702)
 
 
-@needs_traces
 @pytest.mark.slow
 def test_all_coding_agents() -> None:
-    trace = open_trace(TRACES / "cc_weka_sessions_b64.jsonl.gz", assumed=Assumed(shared_prefix=False))
+    trace = open_trace(shared("cc_weka_sessions_b64.jsonl.gz"), assumed=Assumed(shared_prefix=False))
     reused, blocks = reused_blocks(trace, Loop.CLOSED, 4_000_000)
     assert f"{reused / blocks:.1%}" == "96.3%"
