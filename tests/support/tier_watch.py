@@ -48,7 +48,7 @@ class TierWatch:
         assert sources <= self._readable, "a page of L2 is read that was never filled"
         assert read_out <= self._readable
         self._readable -= set(targets)
-        there = set(self._d.executor.stored)
+        there = {*self._d.executor.stored, *self._first_stored}  # the store may have lost some since
         for store in plan.stores:
             assert store.parent is None or store.parent in there, "a page is stored before its parent"
             there.add(store.key)
