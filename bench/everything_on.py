@@ -33,10 +33,10 @@ from pathlib import Path
 
 import zmq
 
-from hotprefix.engine.bare import Bare
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
+from hotprefix.engine.token_engine import TokenEngine
 from hotprefix.kernel.config import KernelConfig, Refresh
 from hotprefix.records.kvevents import KVPublisher
 from hotprefix.records.recorder import Recorder, RecordOptions
@@ -89,7 +89,7 @@ def prompts(seed: int) -> list[list[int]]:
     return [groups[n % GROUPS] + [rng.randrange(200, 40_000) for _ in range(OWN)] for n in range(REQUESTS)]
 
 
-def make_loop(bare: Bare, on: bool, folder: Path, address: str) -> EngineLoop:
+def make_loop(bare: TokenEngine, on: bool, folder: Path, address: str) -> EngineLoop:
     kernel = KernelConfig(
         total_pages=PAGES, page_size=PAGE, max_running=RUNNING, refresh=Refresh.WINDOW if on else Refresh.OFF
     )
@@ -116,7 +116,7 @@ def run(loop: EngineLoop, burst: Sequence[Sequence[int]], scrape: bool) -> tuple
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def measure(bare: Bare, rounds: int, folder: Path) -> dict[str, Found]:
+def measure(bare: TokenEngine, rounds: int, folder: Path) -> dict[str, Found]:
     found = {arm: Found() for arm in ARMS}
     address = f"ipc://{folder}/kv"
     for turn in range(rounds + 1):
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()
-    bare = Bare.load("default", args.dtype, "cpu", pages=PAGES, page_size=PAGE, threads=args.threads)
+    bare = TokenEngine.load("default", args.dtype, "cpu", pages=PAGES, page_size=PAGE, threads=args.threads)
     print(f"load {os.getloadavg()[0]:.1f} before")
     with tempfile.TemporaryDirectory() as folder:
         show(measure(bare, args.rounds, Path(folder)))

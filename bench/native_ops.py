@@ -25,8 +25,8 @@ from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.model.loader import load_model
 from hotprefix.engine.model.ops import HeadShape, Ops
 from hotprefix.engine.model.torch_ops import TorchOps
-from hotprefix.engine.native import build
-from hotprefix.engine.native.ops import NativeOps
+from hotprefix.engine.native import compile_c
+from hotprefix.engine.native.native_ops import NativeOps
 
 SHAPE = HeadShape(9, 3, 64)
 HIDDEN, INNER, VOCABULARY, PAGE = 576, 1536, 49152, 16
@@ -164,7 +164,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only operations whose line starts with this")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    library = build.load()
+    library = compile_c.load()
     if library is None:
         return 1
     native, plain, dtype = NativeOps(library), TorchOps(), getattr(torch, given.dtype)

@@ -30,9 +30,9 @@ import numpy as np
 from hotprefix.engine.config import EngineConfig
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.simulate import Replay, simulate
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.records.derive import Derivation, RequestRow
-from hotprefix.records.reader import ReadReport, read_log
+from hotprefix.records.read_log import ReadReport, read_log
 
 PREFIXES, PREFIX_TOKENS, OWN_TOKENS, OUTPUTS = 6, 256, (48, 160), (16, 96)
 LEAVES = 0.07  # share of clients that leave after a few tokens

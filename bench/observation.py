@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from hotprefix.engine.executor import Sampled, StepResult
-from hotprefix.engine.live import TokensOnly
+from hotprefix.engine.live_request import TokensOnly
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo, Generate
 from hotprefix.engine.params import SamplingParams

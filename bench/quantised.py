@@ -25,14 +25,14 @@ from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.model.forward import Decoder
 from hotprefix.engine.model.loader import load_model
-from hotprefix.engine.native import build
-from hotprefix.engine.native.ops import NativeOps
+from hotprefix.engine.native import compile_c
+from hotprefix.engine.native.native_ops import NativeOps
 from hotprefix.engine.text.tokenizer import Tokenizer
 from native_ops import PAGE, make_batch, measure
 
 WINDOWS, WINDOW = 4, 768
 PROSE = ("CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/api.md", "docs/stores.md")
-CODE = ("engine/batch.py", "engine/model/forward.py", "engine/native/linear.c", "engine/native/build.py")
+CODE = ("engine/batch.py", "engine/model/forward.py", "engine/native/linear.c", "engine/native/compile_c.py")
 
 
 def load(dtype: str, weights: str, ops: NativeOps) -> Decoder:
@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("--flags", default="", help="for the compiler, to measure another instruction set")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    ops = NativeOps(build.build(given.flags.split()))
+    ops = NativeOps(compile_c.build(given.flags.split()))
     ids = windows()
     with torch.inference_mode():
         for dtype in given.dtypes:

@@ -46,7 +46,7 @@ from hotprefix import compiled
 from hotprefix.kernel.config import Flight, KernelConfig, Publication, Refresh
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.simulate import Replay, Tables, simulate
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 
 BLOCK: Final = 512
 STEP_TOKENS: Final = 8192

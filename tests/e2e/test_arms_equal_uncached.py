@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hotprefix.engine.kvpool import KVPool
-from hotprefix.engine.live import TokensOnly
+from hotprefix.engine.live_request import TokensOnly
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo, Generate
 from hotprefix.engine.model.files import DEFAULT_MODEL, resolve_model

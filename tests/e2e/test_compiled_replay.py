@@ -22,8 +22,8 @@ from hotprefix.kernel.config import *
 from hotprefix.lab.cost.model import Link, Links
 from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.sim.simulate import Replay, simulate
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.trace.open_trace import open_trace
 
 folder = Path(sys.argv[1])
 link = Link(latency_s=1e-4, bytes_per_s=1e9)

@@ -18,7 +18,7 @@ from hotprefix.engine.executor import Sampled
 from hotprefix.engine.kvpool import KVPool
 from hotprefix.engine.model.files import DEFAULT_MODEL, resolve_model
 from hotprefix.engine.model.loader import load_model
-from hotprefix.engine.native import build
+from hotprefix.engine.native import compile_c
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.torch_executor import TorchExecutor
 from hotprefix.kernel import tokens as tk
@@ -138,7 +138,7 @@ def test_mixed_batches_with_odd_chunks(
 
 def test_bfloat16_tokens_do_not_depend_on_batching() -> None:
     """No tolerance: native kernels sum a row in one order whatever is computed beside it."""
-    if build.load() is None:
+    if compile_c.load() is None:
         pytest.skip("native kernels do not build here; torch's sums depend on the batch's shape")
     executor, prompts = make_executor("bfloat16"), list(PROMPTS.values())
     expected = [generate(executor, [prompt], chunk=1000)[0] for prompt in prompts]

@@ -10,8 +10,8 @@ from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.llm import LLM
 from hotprefix.engine.params import SamplingParams
 from hotprefix.errors import ConfigError
-from hotprefix.records.open import open_recorder
-from hotprefix.records.reader import ReadReport, read_log
+from hotprefix.records.open_recorder import open_recorder
+from hotprefix.records.read_log import ReadReport, read_log
 
 
 def test_a_library_engine_writes_the_log_that_it_is_asked_for(tmp_path: Path) -> None:

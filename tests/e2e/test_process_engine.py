@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hotprefix.engine.client import AsyncEngine, State, Supervision
+from hotprefix.engine.client import AsyncEngine, EngineState, Supervision
 from hotprefix.engine.messages import Delta, Generate
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.process import Build
@@ -140,7 +140,7 @@ async def test_a_process_that_keeps_dying_is_given_up() -> None:
             await until(lambda: engine.health().ok)
             assert (await collect(engine, ask(f"d{number}", loops.DIE)))[-1].finish is Finish.ERROR
         await asyncio.wait_for(engine.failed.wait(), 120)
-        assert engine.state is State.FAILED
+        assert engine.state is EngineState.FAILED
         assert "3 times in a row" in engine.health().reason
         with pytest.raises(EngineDead, match="in a row"):
             await engine.submit([ask("x")])
@@ -212,7 +212,7 @@ async def test_an_engine_that_cannot_be_built_says_why() -> None:
     with pytest.raises(ModelLoadError, match="give a folder") as refused:
         await engine.start()
     assert refused.value.param == "model"
-    assert engine.state is State.FAILED
+    assert engine.state is EngineState.FAILED
     await engine.stop()
 
 
@@ -253,7 +253,7 @@ async def test_a_listener_that_fails_ends_nothing(error: Exception) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, told: heard.append(told["exception"]))
     heard: list[object] = []
     await engine.start()
-    assert engine.state is State.READY
+    assert engine.state is EngineState.READY
     assert heard == [error] * len(heard) != []
     await engine.stop(60.0)
 
@@ -265,7 +265,7 @@ async def test_stop_reaches_a_child_that_has_only_begun_to_start() -> None:
     await engine.stop(60.0)
     with pytest.raises(EngineDead, match="exit status 0"):
         await starting
-    assert engine.state is State.STOPPED
+    assert engine.state is EngineState.STOPPED
     assert engine.health().reason == "stopped: the engine was stopped"
 
 

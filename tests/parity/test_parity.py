@@ -30,10 +30,10 @@ from hotprefix.kernel.config import (
 )  # fmt: skip
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import StepPlan
-from hotprefix.lab.sim.links import Wire
-from hotprefix.lab.sim.prompts import Prompt, PromptMaker
+from hotprefix.lab.sim.block_prompts import Prompt, PromptMaker
 from hotprefix.lab.sim.simulate import Replay, simulate
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.sim.wires import Wire
+from hotprefix.lab.trace.trace_request import TraceRequest
 from tests.support.engine import Clock, LetterText
 from tests.support.replays import BLOCK, price
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hotprefix.kernel.config import Eviction, Flight, Order, Publication, Refresh
 from hotprefix.lab.bound.clairvoyant import clairvoyant
 from hotprefix.lab.bound.paths import read_paths
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 from tests.support.replays import BLOCK, replay, request
 
 LONGEST = 6

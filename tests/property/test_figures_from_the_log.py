@@ -14,10 +14,10 @@ import pytest
 
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.counters import Counters
-from hotprefix.lab.sim.record import Recorder as Tables
+from hotprefix.lab.sim.replay_recorder import Recorder as Tables
 from hotprefix.lab.sim.rows import REQUEST_COLUMNS
+from hotprefix.records.log_summary import summarize
 from hotprefix.records.recorder import Recorder, RecordOptions
-from hotprefix.records.summary import summarize
 from tests.support.naive_log import NaiveLog
 from tests.support.observed import WatchedDriver, busy_program, program, run
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason
 from hotprefix.engine.stores.file import MIN_QUOTA, FileStore
 from hotprefix.engine.stores.frame import HEADER_BYTES, pack
-from hotprefix.lab.sim.storage import Store as ModelStore
+from hotprefix.lab.sim.lower_tiers import Store as ModelStore
 from tests.support.stores import payload
 
 PathKey = tuple[int, ...]

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.cache.evict import POLICIES
-from hotprefix.kernel.cache.expect import Expected
+from hotprefix.kernel.cache.expected_reuse import Expected
 from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.cache.tree import PrefixTree
 from hotprefix.kernel.config import Eviction

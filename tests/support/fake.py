@@ -81,7 +81,7 @@ class FakeExecutor:
                 chunks = tuple(
                     c._replace(start=c.start + i, tokens=known[c.request][-4:], table_from=len(t), table=())
                     for c in plan.chunks
-                    for t in [self.tables[c.slot]]
+                    for t in [self.tables[c.row]]
                 )
                 outcome = self._run(plan._replace(chunks=Chunks(chunks)), stop_at)
                 known = {r: known[r] + tk.encode([t]) for r, t in outcome.sampled.items()}
@@ -117,11 +117,11 @@ class FakeExecutor:
         self.carry(plan)
         slots = []
         for chunk in plan.chunks:
-            table = self.tables[chunk.slot]
+            table = self.tables[chunk.row]
             assert chunk.table_from <= len(table)
             table[chunk.table_from :] = chunk.table
             assert len(table) == -(-chunk.stop // self.page), "the table covers the chunk's end exactly"
-            slots.append(self._slots(table, chunk.stop))
+            slots.append(self._rows(table, chunk.stop))
         for chunk, where in zip(plan.chunks, slots, strict=True):
             ids = tk.view(chunk.tokens)
             self.kv[0, where[chunk.start :]] = _layer0(ids, np.arange(chunk.start, chunk.stop))

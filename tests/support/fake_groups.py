@@ -108,12 +108,12 @@ class GroupExecutor(FakeExecutor):
 
     def _keep(self, i: int, chunk: Chunk, state: int) -> None:
         """Write a checkpoint where the chunk stops at a page's end that has a frame."""
-        frame = self.frame_of[i][self.tables[chunk.slot][chunk.stop // self.page - 1]]
+        frame = self.frame_of[i][self.tables[chunk.row][chunk.stop // self.page - 1]]
         if chunk.stop % self.page == 0 and frame >= 0:
             self.checkpoints[i][frame] = state
 
     def _where(self, i: int, chunk: Chunk) -> np.ndarray:
-        pages = np.array(self.tables[chunk.slot], dtype=np.int64)
+        pages = np.array(self.tables[chunk.row], dtype=np.int64)
         return self._slots(self.frame_of[i][pages].tolist(), chunk.stop)
 
     def _window(self, i: int, group: LayerGroup, chunks: Sequence[Chunk]) -> list[int]:
@@ -149,5 +149,5 @@ class GroupExecutor(FakeExecutor):
         if chunk.start == 0:
             return _SEED
         assert chunk.start % self.page == 0
-        frame = self.frame_of[i][self.tables[chunk.slot][chunk.start // self.page - 1]]
+        frame = self.frame_of[i][self.tables[chunk.row][chunk.start // self.page - 1]]
         return self.checkpoints[i][frame] if frame >= 0 else -1

@@ -45,7 +45,7 @@ def build(config: Any, progress: Callable[[str], None]) -> EngineLoop:
 
 def main(key: str = "") -> None:
     from hotprefix.server.config import ServerConfig
-    from hotprefix.server.run import serve
+    from hotprefix.server.serve import serve
     from tests.support.server import BytesText
 
     keys = ServerConfig.digests([key]) if key else frozenset()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hotprefix.kernel.cache.evict import Policy
-from hotprefix.kernel.cache.expect import Expected
+from hotprefix.kernel.cache.expected_reuse import Expected
 from hotprefix.kernel.request import Namespace
 
 Key = tuple[Namespace, bytes]

@@ -11,7 +11,7 @@ import numpy as np
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel, Link, Links
 from hotprefix.lab.sim.simulate import Replay, Tables, simulate
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 BLOCK = 4
 

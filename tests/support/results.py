@@ -16,7 +16,7 @@ from hotprefix.lab.experiment.result import (
     Share,
 )
 from hotprefix.lab.hypothesis import NO_THRASH, THRASH, Hypothesis, Kind, Tolerance
-from hotprefix.lab.sections import Run
+from hotprefix.lab.paired_sections import Run
 from hotprefix.lab.sim.rows import WINDOW_COLUMNS
 from tests.support.tables import links, run
 

@@ -78,7 +78,7 @@ def main(build: str = "build", drain_s: str = "30", host: str = "127.0.0.1", por
     from hotprefix.engine.config import EngineConfig
     from hotprefix.errors import InputError
     from hotprefix.server.config import ServerConfig
-    from hotprefix.server.run import serve
+    from hotprefix.server.serve import serve
     from tests.support import loops
     from tests.support.server import BytesText
 

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.file import FileStore
 from hotprefix.engine.stores.index import FileIndex
-from hotprefix.engine.stores.open import open_store
+from hotprefix.engine.stores.open_store import open_store
 from hotprefix.engine.stores.worker import StoreWorker
+from hotprefix.engine.stores.worker_config import WorkerConfig
 from tests.support.stores import PATIENCE_S, key, keys, payload
 
 SIZE = 100_000

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hotprefix.engine.stores.base import NOTHING
-from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.errors import PageError, Reason
 from hotprefix.engine.stores.fetches import Fetched, FetchId
 from hotprefix.engine.stores.frame import pack
 from hotprefix.engine.stores.worker import StoreWorker
+from hotprefix.engine.stores.worker_config import WorkerConfig
 
 PAGE = 64
 PATIENCE_S = 20.0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from hotprefix.lab.sections import Run
+from hotprefix.lab.paired_sections import Run
 from hotprefix.lab.sim.rows import LINK_COLUMNS, REQUEST_COLUMNS, WINDOW_COLUMNS
 
 

@@ -18,15 +18,15 @@ from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.executor import Sampled
 from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.kvpool import KVPool
-from hotprefix.engine.live import TokensOnly
+from hotprefix.engine.l3_loop import Storage
+from hotprefix.engine.live_request import TokensOnly
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo, Generate, Usage
 from hotprefix.engine.model.files import DEFAULT_MODEL, resolve_model
 from hotprefix.engine.model.loader import load_model
 from hotprefix.engine.params import SamplingParams
-from hotprefix.engine.storage import Storage
 from hotprefix.engine.stores.base import Store
-from hotprefix.engine.stores.open import open_store
+from hotprefix.engine.stores.open_store import open_store
 from hotprefix.engine.torch_executor import TorchExecutor
 
 OUTPUTS = 6

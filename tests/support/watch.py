@@ -24,7 +24,7 @@ class PlanWatch:
         self._reads_planned = able and driver.config.publication is Publication.SCHEDULE
         self._tables: dict[int, list[int]] = {}
         self._next: dict[str, int] = {}
-        self._slots: dict[int, str] = {}
+        self._rows: dict[int, str] = {}
         self._unsure: set[str] = set()  # retracted with a failed step if they read its pages
 
     def planned(self, plan: StepPlan) -> None:
@@ -36,15 +36,15 @@ class PlanWatch:
         for name in plan.retracted:
             self._leave(name)
         for admission in plan.admissions:
-            if self._slots.get(admission.slot) in self._unsure or admission.request in self._unsure:
+            if self._rows.get(admission.row) in self._unsure or admission.request in self._unsure:
                 self._leave(admission.request)
-                self._leave(self._slots.get(admission.slot))
-            assert admission.slot not in self._slots, "a slot is given twice"
-            assert 0 <= admission.slot < config.max_running
+                self._leave(self._rows.get(admission.row))
+            assert admission.row not in self._rows, "a row is given twice"
+            assert 0 <= admission.row < config.max_running
             assert admission.cached < len(self._known(admission.request))
-            self._slots[admission.slot] = admission.request
+            self._rows[admission.row] = admission.request
             self._next[admission.request] = admission.cached
-        assert len(self._slots) <= config.max_running
+        assert len(self._rows) <= config.max_running
         assert plan.batched_tokens <= config.max_batched_tokens
         assert len({c.request for c in plan.chunks}) == len(plan.chunks)
         assert bool(plan.chunks) or not self._d.kernel.has_work, f"nothing planned: {plan.stall}"
@@ -55,29 +55,29 @@ class PlanWatch:
             long_seen |= len(chunk.tokens) > tk.TOKEN_BYTES
         self._reads(plan)
         if orderly:
-            idle = set(self._slots.values()) - {c.request for c in plan.chunks}
+            idle = set(self._rows.values()) - {c.request for c in plan.chunks}
             assert all(len(self._known(r)) - self._next[r] != 1 for r in idle), "no decode is left out"
 
     def _first(self) -> str:
         """The oldest of the most important running requests."""
         known, arrived = self._d.kernel._s.sequences, list(self._d.prompts)
-        return min(self._slots.values(), key=lambda r: (known[r].request.priority, arrived.index(r)))
+        return min(self._rows.values(), key=lambda r: (known[r].request.priority, arrived.index(r)))
 
     def _reads(self, plan: StepPlan) -> None:
         """Pages that this very step computes are read by others only where that is sound and allowed."""
         page = self._d.config.page_size
         written: dict[int, str] = {}
         for chunk in plan.chunks:
-            table = self._tables.setdefault(chunk.slot, [])
+            table = self._tables.setdefault(chunk.row, [])
             table[chunk.table_from :] = chunk.table
             written |= dict.fromkeys(table[chunk.start // page :], chunk.request)
         for chunk in plan.chunks:
-            for physical in self._tables[chunk.slot][: chunk.start // page]:
+            for physical in self._tables[chunk.row][: chunk.start // page]:
                 assert self._reads_planned or physical not in written, "read in the step that computes it"
 
     def _chunk(self, chunk: Chunk) -> None:
         known, page = self._known(chunk.request), self._d.config.page_size
-        assert self._slots[chunk.slot] == chunk.request
+        assert self._rows[chunk.row] == chunk.request
         self._unsure.discard(chunk.request)
         assert chunk.start >= self._next[chunk.request], "positions are computed once"
         assert chunk.start < chunk.stop <= len(known)
@@ -91,8 +91,8 @@ class PlanWatch:
         if not ok:
             for chunk in plan.chunks:
                 self._leave(chunk.request)
-            self._unsure |= set(self._slots.values())
-        for name in list(self._slots.values()):
+            self._unsure |= set(self._rows.values())
+        for name in list(self._rows.values()):
             if name in self._d.finish:
                 self._leave(name)
 
@@ -104,9 +104,9 @@ class PlanWatch:
         return self._d.prompts[name] + self._d.outputs[name]
 
     def _leave(self, name: str | None) -> None:
-        for slot, holder in list(self._slots.items()):
+        for slot, holder in list(self._rows.items()):
             if holder == name:
-                del self._slots[slot]
+                del self._rows[slot]
                 self._unsure.discard(holder)
 
 
@@ -138,12 +138,12 @@ class OnceWatch:
         mine: set[int] = set()
         self._private.difference_update(a.request for a in plan.admissions)
         for chunk in plan.chunks:
-            table = self._tables.setdefault(chunk.slot, [])
+            table = self._tables.setdefault(chunk.row, [])
             table[chunk.table_from :] = chunk.table
             for physical in table[-(-chunk.start // page) :]:
                 self._copies.pop(physical, None)  # evicted and given out again while this step was planned
         for chunk in plan.chunks:
-            table = self._tables[chunk.slot]
+            table = self._tables[chunk.row]
             known = self._d.prompts[chunk.request] + self._d.outputs[chunk.request]
             reuse, share = self.limits.get(chunk.request, (None, None))
             shareable = len(known) if share is None else share
@@ -201,12 +201,12 @@ class FlushWatch:
         for copy in plan.restores:
             self._pages[copy.target] = self._copies.get(copy.source, float("inf"))
         for chunk in plan.chunks:
-            table = self._tables.setdefault(chunk.slot, [])
+            table = self._tables.setdefault(chunk.row, [])
             table[chunk.table_from :] = chunk.table
             written = table[chunk.start // page : -(-chunk.stop // page)]
             if chunk.start % page:
                 written = written[1:]  # its first part is as old as it was
             self._pages |= dict.fromkeys(written, self._since[chunk.request])
         for chunk in plan.chunks:
-            for physical in self._tables[chunk.slot][: -(-chunk.start // page)]:
+            for physical in self._tables[chunk.row][: -(-chunk.start // page)]:
                 assert self._pages[physical] >= self._since[chunk.request], "found after the flush"

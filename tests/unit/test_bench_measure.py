@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from hotprefix.bench.arms import DEFAULT, INDEPENDENT, Arm
+from hotprefix.bench.bench_prompts import SyntheticMaterial
+from hotprefix.bench.bench_summary import Summary, WorkloadResult, summarise
 from hotprefix.bench.drive import BenchError, CountingExecutor, run_workload
-from hotprefix.bench.measure import Record, counts, required, timings
-from hotprefix.bench.prompts import SyntheticMaterial
-from hotprefix.bench.summary import Summary, WorkloadResult, summarise
+from hotprefix.bench.request_costs import Record, counts, required, timings
 from hotprefix.bench.workloads import After, Name, Submission, Workload, burst, late_pair
 from hotprefix.engine.executor import StepResult
 from hotprefix.engine.messages import Delta, Generate, Usage

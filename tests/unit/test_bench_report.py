@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from hotprefix.bench.arms import arms, baseline
-from hotprefix.bench.measure import Record
-from hotprefix.bench.prompts import SyntheticMaterial
-from hotprefix.bench.summary import Figure, Setup, Summary, summarise
+from hotprefix.bench.bench_prompts import SyntheticMaterial
+from hotprefix.bench.bench_summary import Figure, Setup, Summary, summarise
+from hotprefix.bench.request_costs import Record
 from hotprefix.bench.table import print_workload
 from hotprefix.bench.workloads import QUICK, Name, build
 from hotprefix.report.bench import render
+from hotprefix.report.figure_text import Cell, change, factor, seconds, spread, whole
 from hotprefix.report.svg import Bar, bar_panel, extent
-from hotprefix.report.text import Cell, change, factor, seconds, spread, whole
 
 VOID = {"meta", "br", "rect", "line", "circle"}
 

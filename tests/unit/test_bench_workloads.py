@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotprefix.bench.arms import DEFAULT, INDEPENDENT, NO_CACHE, PAIRS, arms, baseline
-from hotprefix.bench.prompts import Material, SyntheticMaterial, TextMaterial
+from hotprefix.bench.bench_prompts import Material, SyntheticMaterial, TextMaterial
 from hotprefix.bench.workloads import FULL, QUICK, Name, Workload, build
 from hotprefix.kernel.config import Flight
 

@@ -16,7 +16,7 @@ from hotprefix.lab.bound.clairvoyant import clairvoyant
 from hotprefix.lab.bound.paths import Bound, Paths, read_paths
 from hotprefix.lab.bound.recency import fifo, lru
 from hotprefix.lab.trace.ideal import EndlessCache
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 BLOCK = 4
 

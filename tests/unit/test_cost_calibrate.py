@@ -14,15 +14,15 @@ import typer
 from typer.testing import CliRunner
 
 from hotprefix.commands.calibrate import calibrate as command
-from hotprefix.engine.bare import Bare
+from hotprefix.engine.token_engine import TokenEngine
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.plan import StepPlan
-from hotprefix.lab.cost import links
+from hotprefix.lab.cost import measure_links
 from hotprefix.lab.cost.calibrate import Settings, calibrate
 from hotprefix.lab.cost.design import Decodes
 from hotprefix.lab.cost.features import Features
-from hotprefix.lab.cost.measure import Bench, StopwatchExecutor
+from hotprefix.lab.cost.measure_steps import Bench, StopwatchExecutor
 from hotprefix.lab.cost.model import CostModel
 from tests.unit.tiny_models import load_like, one_thread, reference_model, save
 
@@ -37,19 +37,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bare(folder: Path) -> Iterator[Bare]:
+def bare(folder: Path) -> Iterator[TokenEngine]:
     with one_thread():
         model = reference_model("Llama")
-        yield Bare.of("tiny", load_like(model, folder), 128, PAGE)
+        yield TokenEngine.of("tiny", load_like(model, folder), 128, PAGE)
 
 
-def bench(bare: Bare, **config: int) -> Bench:
+def bench(bare: TokenEngine, **config: int) -> Bench:
     watch = StopwatchExecutor(bare.executor)
     kernel = KernelConfig(total_pages=128, page_size=PAGE, **{"max_batched_tokens": 64, **config})
     return Bench(bare.loop(kernel, watch), watch, bare.vocab_size)
 
 
-def test_a_prefill_batch_is_one_chunk_after_its_cached_prefix(bare: Bare) -> None:
+def test_a_prefill_batch_is_one_chunk_after_its_cached_prefix(bare: TokenEngine) -> None:
     made = bench(bare)
     made.prefill(64, 32)
     assert [s.features.prefill_tokens for s in made.samples] == [64, 32]
@@ -62,7 +62,7 @@ def test_a_prefill_batch_is_one_chunk_after_its_cached_prefix(bare: Bare) -> Non
     assert not made.loop.has_work
 
 
-def test_a_step_is_split_into_the_forward_pass_and_the_rest(bare: Bare) -> None:
+def test_a_step_is_split_into_the_forward_pass_and_the_rest(bare: TokenEngine) -> None:
     """The clock ticks when it is read. So 1 s passes in the inner executor and 2 s in the stopwatch as a
     whole; of the 4 s that pass in the loop's step, 2 s are outside the forward pass."""
     made = bench(bare)
@@ -71,7 +71,7 @@ def test_a_step_is_split_into_the_forward_pass_and_the_rest(bare: Bare) -> None:
     assert [(s.seconds, s.outside_s) for s in made.samples] == [(1, 2)]
 
 
-def test_a_decode_batch_decodes_alone_and_then_beside_chunks(bare: Bare) -> None:
+def test_a_decode_batch_decodes_alone_and_then_beside_chunks(bare: TokenEngine) -> None:
     made = bench(bare)
     made.decode(Decodes(4, 8, (16, 32)))
     named = [s for s in made.samples if s.point == "decode 4 of 8"]
@@ -83,7 +83,7 @@ def test_a_decode_batch_decodes_alone_and_then_beside_chunks(bare: Bare) -> None
     assert not made.loop.has_work
 
 
-def test_a_queue_waits_while_every_slot_decodes(bare: Bare) -> None:
+def test_a_queue_waits_while_every_slot_decodes(bare: TokenEngine) -> None:
     made = bench(bare, max_running=2)
     made.queue(5, 2)
     queued = [s for s in made.samples if s.point == "queue 5"]
@@ -92,7 +92,7 @@ def test_a_queue_waits_while_every_slot_decodes(bare: Bare) -> None:
     made.loop.kernel.check()
 
 
-def test_calibration_gives_a_model_that_tells_its_error(bare: Bare) -> None:
+def test_calibration_gives_a_model_that_tells_its_error(bare: TokenEngine) -> None:
     told: list[str] = []
     settings = Settings(seconds=2.0, max_batched_tokens=128, max_running=8)
     found, steps = calibrate(bare, settings, "tiny", told.append)
@@ -108,16 +108,16 @@ def test_calibration_gives_a_model_that_tells_its_error(bare: Bare) -> None:
     assert any("round 1, batch 1" in line for line in told)
 
 
-def test_each_link_has_its_own_figures(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_link_has_its_own_figures(bare: TokenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock moved by the copies themselves: saves 1 s and 0.01 s a page, restores 2 s and 0.02 s."""
     now = [0.0]
 
     def copies(_host: object, plan: StepPlan) -> None:
         now[0] += 1 + 0.01 * len(plan.saves) if plan.saves else 2 + 0.02 * len(plan.restores)
 
-    monkeypatch.setattr(links, "_synchronised", copies)
-    monkeypatch.setattr(links.time, "perf_counter", lambda: now[0])
-    found = links.host_links(bare.pool)
+    monkeypatch.setattr(measure_links, "_synchronised", copies)
+    monkeypatch.setattr(measure_links.time, "perf_counter", lambda: now[0])
+    found = measure_links.host_links(bare.pool)
     assert found.save is not None
     assert found.restore is not None
     assert found.save.latency_s == pytest.approx(1)
@@ -126,7 +126,7 @@ def test_each_link_has_its_own_figures(bare: Bare, monkeypatch: pytest.MonkeyPat
     assert found.restore.bytes_per_s == pytest.approx(bare.pool.page_bytes / 0.02)
 
 
-def test_settings_and_pools_that_do_not_fit_are_refused(bare: Bare) -> None:
+def test_settings_and_pools_that_do_not_fit_are_refused(bare: TokenEngine) -> None:
     with pytest.raises(ConfigError, match=r"seconds=0: give seconds > 0"):
         Settings(seconds=0)
     with pytest.raises(ConfigError, match=r"clock='sun': give one of wall, cpu"):

@@ -9,7 +9,7 @@ import pytest
 from hotprefix.errors import InputError
 from hotprefix.lab.cost.design import CHUNKS, SHORTEST, Design, fitting
 from hotprefix.lab.cost.features import Features
-from hotprefix.lab.cost.fit import (
+from hotprefix.lab.cost.fit_prices import (
     Form,
     best_form,
     cross_validated,
@@ -19,7 +19,7 @@ from hotprefix.lab.cost.fit import (
     step_matrix,
     step_prices,
 )
-from hotprefix.lab.cost.measure import Sample
+from hotprefix.lab.cost.measure_steps import Sample
 from hotprefix.lab.cost.prices import total
 
 PLANTED = np.array([0.02, 2e-3, 6e-7, 3e-3, 3e-6])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotprefix.errors import InputError
-from hotprefix.lab.cost.fit import solve
+from hotprefix.lab.cost.fit_prices import solve
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.cost.presets import load_cost, preset_names
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hotprefix.commands.calibrate import calibrate
-from hotprefix.engine.bare import Bare
 from hotprefix.engine.build import build_engine
 from hotprefix.engine.config import EngineConfig
+from hotprefix.engine.token_engine import TokenEngine
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.server.config import ServerConfig
 
@@ -52,4 +52,4 @@ def test_a_calibration_that_cannot_be_is_refused_before_a_model_is_looked_for(
     with pytest.raises(InputError, match=says):
         calibrate(**{"out": tmp_path / "c.json", "model": "no/such/model"} | wrong)
     with pytest.raises(ConfigError, match="threads=0"):
-        Bare.load("no/such/model", "auto", "auto", pages=1, page_size=16, threads=0)
+        TokenEngine.load("no/such/model", "auto", "auto", pages=1, page_size=16, threads=0)

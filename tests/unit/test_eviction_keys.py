@@ -6,7 +6,7 @@ import pytest
 
 from hotprefix.errors import RequestRejected
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.cache.expect import LAPSE, Expected
+from hotprefix.kernel.cache.expected_reuse import LAPSE, Expected
 from hotprefix.kernel.config import Eviction, Flight, Publication
 from tests.support.drive import Driver
 from tests.unit.test_tree import NS, Cache

@@ -212,7 +212,7 @@ def test_a_wrong_plan_never_writes_wildly(loaded: LoadedModel, changes: dict[str
     executor, _ = executor_for(loaded, PAGES, PAGE)
     executor.start("a", [5], SamplingParams())
     fields: dict[str, Any] = {
-        "request": "a", "slot": 0, "start": 0, "tokens": tk.encode([5]), "table_from": 0, "table": (0,),
+        "request": "a", "row": 0, "start": 0, "tokens": tk.encode([5]), "table_from": 0, "table": (0,),
         "samples": True, "prefill": True,
     }  # fmt: skip
     with pytest.raises(HotprefixError, match=words):

@@ -12,11 +12,11 @@ from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Refresh
 from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.load import Changes, load, shipped
-from hotprefix.lab.experiment.plan import plan
+from hotprefix.lab.experiment.run_plan import plan
 from hotprefix.lab.experiment.variants import arms, kernel, settings
 from hotprefix.lab.hypothesis import THRASH, Kind, Tolerance
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.lab.sim.workload import Loop
+from hotprefix.lab.sim.arrivals import Loop
 from tests.support.traces import mooncake, write_lines
 
 FILE = """

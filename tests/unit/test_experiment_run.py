@@ -17,12 +17,12 @@ from hotprefix.kernel.config import Eviction, KernelConfig
 from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.bounds import bound_facts, shares
 from hotprefix.lab.experiment.load import Changes, load
-from hotprefix.lab.experiment.plan import Plan, plan
+from hotprefix.lab.experiment.one_run import run
 from hotprefix.lab.experiment.result import ExperimentResult
-from hotprefix.lab.experiment.run import run
+from hotprefix.lab.experiment.run_plan import Plan, plan
 from hotprefix.lab.experiment.sweep import Task, Watch, attempt
+from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.cluster import Route
-from hotprefix.lab.sim.workload import Loop
 
 FILE = """
 name = "tiny"
@@ -79,7 +79,7 @@ def in_this_process(
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotprefix.lab.experiment.run.sweep", in_this_process)
+        patch.setattr("hotprefix.lab.experiment.one_run.sweep", in_this_process)
         yield
 
 

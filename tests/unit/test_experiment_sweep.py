@@ -17,10 +17,10 @@ import polars as pl
 import pytest
 
 from hotprefix.errors import ConfigError, InputError
+from hotprefix.lab.experiment.finished_runs import Failure, Output, RunStore
 from hotprefix.lab.experiment.load import load
-from hotprefix.lab.experiment.plan import plan
 from hotprefix.lab.experiment.ray_sweep import ray_sweep
-from hotprefix.lab.experiment.store import Failure, Output, RunStore
+from hotprefix.lab.experiment.run_plan import plan
 from hotprefix.lab.experiment.sweep import Task, attempt, sweep
 
 HERE = Path(__file__)
@@ -177,7 +177,7 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_in_which_another_process_works_is_refused_until_it_has_ended(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from hotprefix.lab.experiment.store import RunStore\n"
+        "import sys; from pathlib import Path; from hotprefix.lab.experiment.finished_runs import RunStore\n"
         "with RunStore(Path(sys.argv[1])).alone(): print('in', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(

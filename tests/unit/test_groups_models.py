@@ -15,7 +15,7 @@ from tiny_models import load_like, make_ops, one_thread, reference_model
 from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.groups import kernel_config, pool_of_layers
 from hotprefix.engine.kvpool import KVPool
-from hotprefix.engine.live import TokensOnly
+from hotprefix.engine.live_request import TokensOnly
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo, Generate
 from hotprefix.engine.model.config import ModelConfig

@@ -143,7 +143,7 @@ def test_a_run_of_a_sweep_loads_what_it_computes_with_and_no_more() -> None:
 
 
 def test_a_replay_s_report_needs_neither_engine_nor_bench() -> None:
-    names = loaded_by("hotprefix.report.replay.write", "hotprefix.lab.experiment.run")
+    names = loaded_by("hotprefix.report.replay.write_files", "hotprefix.lab.experiment.one_run")
     assert "matplotlib" in names
     assert not {"torch", "matplotlib.pyplot"} & names
     assert not {n for n in names if n.startswith(("hotprefix.engine", "hotprefix.bench", "hotprefix.server"))}

@@ -13,11 +13,11 @@ from hotprefix.definitions import Slo
 from hotprefix.errors import InputError
 from hotprefix.lab.experiment.assess import Compared, judge
 from hotprefix.lab.experiment.collect import taken_looks
+from hotprefix.lab.experiment.finished_runs import RunStore
 from hotprefix.lab.experiment.load import Changes, load
 from hotprefix.lab.experiment.looks import Look, looks
-from hotprefix.lab.experiment.plan import plan
-from hotprefix.lab.experiment.run import run as replay
-from hotprefix.lab.experiment.store import RunStore
+from hotprefix.lab.experiment.one_run import run as replay
+from hotprefix.lab.experiment.run_plan import plan
 from hotprefix.lab.experiment.sweep import Task, Watch, attempt
 from hotprefix.lab.hypothesis import Hypothesis, Kind, Tolerance
 from hotprefix.lab.interval import Paired, difference
@@ -166,7 +166,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             seeds.append(task.seed)  # type: ignore[attr-defined]
             watch.ended(task, attempt(task, out, lambda done: None))
 
-    monkeypatch.setattr("hotprefix.lab.experiment.run.sweep", here)
+    monkeypatch.setattr("hotprefix.lab.experiment.one_run.sweep", here)
     return seeds
 
 

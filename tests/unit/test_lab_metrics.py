@@ -11,10 +11,10 @@ import pytest
 from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError
 from hotprefix.lab.buckets import buckets
-from hotprefix.lab.figures import Floats, percentiles
 from hotprefix.lab.metric_names import GROUPS, METRICS, REQUEST_METRICS, known
-from hotprefix.lab.metrics import beyond_horizon, metrics
-from hotprefix.lab.sections import Run
+from hotprefix.lab.paired_sections import Run
+from hotprefix.lab.replay_metrics import beyond_horizon, metrics
+from hotprefix.lab.table_math import Floats, percentiles
 from tests.support.tables import UNSERVED, links, request, requests, window, windows
 
 NO_TIME, NO_LINKS = windows(), links()

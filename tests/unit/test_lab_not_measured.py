@@ -14,11 +14,11 @@ from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.cost.presets import load_cost, preset_names
 from hotprefix.lab.experiment.assess import assess
 from hotprefix.lab.experiment.load import load, shipped
-from hotprefix.lab.experiment.plan import plan
+from hotprefix.lab.experiment.run_plan import plan
 from hotprefix.lab.hypothesis import Hypothesis, Kind, Tolerance
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.lab.sections import Run, figures
-from hotprefix.lab.verdict import Outcome, State, Verdict
+from hotprefix.lab.paired_sections import Run, figures
+from hotprefix.lab.verdict import ClaimState, Outcome, Verdict
 from tests.support.replays import price
 from tests.support.tables import run
 
@@ -52,7 +52,7 @@ REUSE = Tolerance("reuse_share", 0.5)
 def test_a_share_of_a_time_that_has_no_price_supports_nothing() -> None:
     found = verdict(models(OFF, UNPRICED), models(WINDOW, UNPRICED, key="b"), SCHEDULER, REUSE)
     assert found.outcome is Outcome.INCONCLUSIVE
-    assert [f.state for f in found.findings] == [State.NOT_MEASURED, State.HOLDS]
+    assert [f.state for f in found.findings] == [ClaimState.NOT_MEASURED, ClaimState.HOLDS]
     assert "scheduler_share: not measured, the cost model gives the scheduler no price" in found.reason
     assert found.findings[0].interval is None
     assert found.settled  # no number of seeds would measure it
@@ -62,7 +62,7 @@ def test_a_share_of_a_time_that_has_no_price_supports_nothing() -> None:
 def test_what_two_arms_differ_in_must_have_a_price() -> None:
     cost = price()
     unknown = verdict(models(OFF, cost), models(WINDOW, cost, key="b"), SCHEDULER)
-    assert unknown.findings[0].state is State.NOT_MEASURED
+    assert unknown.findings[0].state is ClaimState.NOT_MEASURED
     assert "no price to what they differ in (kernel.refresh)" in unknown.reason
     priced = price(refresh_touch_s=1e-6)
     assert (
@@ -79,7 +79,7 @@ def test_what_two_arms_differ_in_must_have_a_price() -> None:
 def test_a_run_compared_with_itself_shows_nothing() -> None:
     same = models(OFF, price())
     found = verdict(same, same, REUSE)
-    assert found.findings[0].state is State.NOT_MEASURED
+    assert found.findings[0].state is ClaimState.NOT_MEASURED
     assert "one run, told twice" in found.reason
 
 
@@ -103,9 +103,9 @@ def test_what_every_arm_has_by_construction_is_not_measured(metric: str, why: st
 
 def test_without_objectives_there_is_no_goodput() -> None:
     found = verdict(None, None, Tolerance("goodput_rps", 0.5), REUSE, slo=Slo(timeout_s=10.0))
-    assert [f.state for f in found.findings] == [State.NOT_MEASURED, State.HOLDS]
+    assert [f.state for f in found.findings] == [ClaimState.NOT_MEASURED, ClaimState.HOLDS]
     assert "no objective is given (slo.ttft_s" in found.reason
-    assert verdict(None, None, Tolerance("goodput_rps", 0.5)).findings[0].state is not State.NOT_MEASURED
+    assert verdict(None, None, Tolerance("goodput_rps", 0.5)).findings[0].state is not ClaimState.NOT_MEASURED
 
 
 def test_no_zero_stands_for_what_was_not_measured() -> None:
@@ -151,7 +151,7 @@ def test_published_presets_do_not_claim_to_know_what_refresh_costs() -> None:
 
 
 def test_the_report_says_so(tmp_path: Path) -> None:
-    from hotprefix.report.replay.answer import cards
+    from hotprefix.report.replay.verdict_cards import cards
     from tests.support.results import demo
 
     result = demo()

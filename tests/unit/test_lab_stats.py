@@ -8,7 +8,7 @@ import pytest
 
 from hotprefix.definitions import Slo
 from hotprefix.errors import InputError
-from hotprefix.lab.sections import Run, section_figures
+from hotprefix.lab.paired_sections import Run, section_figures
 from hotprefix.lab.stats import SECTIONS, Comparison, compare
 from tests.support.tables import links, request, requests, run, window, windows
 

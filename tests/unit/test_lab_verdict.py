@@ -13,9 +13,9 @@ from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError
 from hotprefix.lab.experiment.assess import assess
 from hotprefix.lab.hypothesis import NO_THRASH, THRASH, Hypothesis, Kind, Need, Tolerance
-from hotprefix.lab.sections import Run
+from hotprefix.lab.paired_sections import Run
 from hotprefix.lab.stats import Comparison
-from hotprefix.lab.verdict import Outcome, State, Verdict, decide
+from hotprefix.lab.verdict import ClaimState, Outcome, Verdict, decide
 from tests.support.tables import UNSERVED, run
 
 SLO = Slo(ttft_s=3.0)
@@ -113,12 +113,14 @@ def test_harm_that_is_not_excluded_leaves_it_open() -> None:
 @pytest.mark.parametrize(
     ("beyond", "expected", "state"),
     [
-        ("arm", Outcome.REFUTED, State.FAILS),
-        ("base", Outcome.SUPPORTED, State.HOLDS),
-        ("both", Outcome.INCONCLUSIVE, State.OPEN),
+        ("arm", Outcome.REFUTED, ClaimState.FAILS),
+        ("base", Outcome.SUPPORTED, ClaimState.HOLDS),
+        ("both", Outcome.INCONCLUSIVE, ClaimState.OPEN),
     ],
 )
-def test_beyond_the_horizon_is_worse_than_any_figure(beyond: str, expected: Outcome, state: State) -> None:
+def test_beyond_the_horizon_is_worse_than_any_figure(
+    beyond: str, expected: Outcome, state: ClaimState
+) -> None:
     cold = Comparison("cold.ttft_p95_s", None, None, beyond=beyond, reason="never served")
     found = outcome(HARM, spread("reuse_share", 0.5, 0.2), cold)
     assert (found.outcome, found.findings[1].state) == (expected, state)

@@ -16,18 +16,18 @@ from typer.testing import CliRunner
 
 from hotprefix.cli import app
 from hotprefix.commands import against_live as command
-from hotprefix.engine.bare import Bare
+from hotprefix.engine.token_engine import TokenEngine
 from hotprefix.errors import InputError
 from hotprefix.kernel.config import KernelConfig, Publication
 from hotprefix.lab.cost.model import CostModel, ErrorOf, FitError
 from hotprefix.lab.live import against
 from hotprefix.lab.live.against import Believed, Options, against_live
-from hotprefix.lab.live.clock import CpuClock
 from hotprefix.lab.live.compare import STEP_OF_ONE, Reuse, TimeError, compare, same_in_order
-from hotprefix.lab.live.run import Run, live, simulated
-from hotprefix.lab.live.shape import arriving, at, one_by_one
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.live.live_and_simulated import Run, live, simulated
+from hotprefix.lab.live.run_clock import CpuClock
+from hotprefix.lab.live.small_trace import arriving, at, one_by_one
+from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.trace.trace_request import TraceRequest
 from hotprefix.report.against_live import answer, print_tables, render, to_json
 from tests.unit.test_live_shape import MadeTrace, request
 from tests.unit.tiny_models import load_like, one_thread, reference_model
@@ -40,10 +40,10 @@ COST = STEP_OF_ONE.model_copy(
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bare]:
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenEngine]:
     with one_thread():
         loaded = load_like(reference_model("Llama"), tmp_path_factory.mktemp("tiny"))
-        yield Bare.of("tiny", loaded, KERNEL.total_pages, PAGE)
+        yield TokenEngine.of("tiny", loaded, KERNEL.total_pages, PAGE)
 
 
 def agents(sessions: int = 3, turns: int = 4) -> list[TraceRequest]:
@@ -61,14 +61,16 @@ def alone(requests: list[TraceRequest]) -> list[TraceRequest]:
     return [replace(r, session=None) for r in requests]
 
 
-def on_engine(bare: Bare, requests: object, loop: Loop = Loop.OPEN, kernel: KernelConfig = KERNEL) -> Run:
+def on_engine(
+    bare: TokenEngine, requests: object, loop: Loop = Loop.OPEN, kernel: KernelConfig = KERNEL
+) -> Run:
     return live(
         lambda sink, clock: bare.loop(kernel, sink=sink, clock=clock),
         CpuClock(), bare.vocab_size, requests, PAGE, loop,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def test_one_by_one_the_simulator_does_what_the_engine_does(bare: Bare) -> None:
+def test_one_by_one_the_simulator_does_what_the_engine_does(bare: TokenEngine) -> None:
     requests = one_by_one(alone(agents()))
     real, guess = on_engine(bare, requests, Loop.CLOSED), simulated(KERNEL, COST, requests, PAGE, Loop.CLOSED)
     assert real.events == guess.events
@@ -79,7 +81,7 @@ def test_one_by_one_the_simulator_does_what_the_engine_does(bare: Bare) -> None:
     assert real.steps[-1]["waiting"] == 0
 
 
-def test_all_at_once_times_do_not_matter(bare: Bare) -> None:
+def test_all_at_once_times_do_not_matter(bare: TokenEngine) -> None:
     requests = at(alone(agents()), [0.0] * 12)
     real = on_engine(bare, requests)
     for cost in (COST, STEP_OF_ONE):
@@ -88,7 +90,7 @@ def test_all_at_once_times_do_not_matter(bare: Bare) -> None:
     assert max(step["waiting"] for step in real.steps) > 4
 
 
-def test_with_arrivals_in_between_the_live_order_explains_all(bare: Bare) -> None:
+def test_with_arrivals_in_between_the_live_order_explains_all(bare: TokenEngine) -> None:
     requests = arriving(alone(agents()), 0.05, seed=1)
     real = on_engine(bare, requests)
     assert real.before != tuple([0] * 12)
@@ -96,7 +98,7 @@ def test_with_arrivals_in_between_the_live_order_explains_all(bare: Bare) -> Non
     assert same_in_order(KERNEL, requests, PAGE, real)
 
 
-def test_waiting_for_an_arrival_is_skipped_and_steps_do_not_count_it(bare: Bare) -> None:
+def test_waiting_for_an_arrival_is_skipped_and_steps_do_not_count_it(bare: TokenEngine) -> None:
     requests = at(alone(agents())[:2], [0.0, 1000.0])
     real = on_engine(bare, requests)
     assert real.requests["arrival_s"].to_list() == [0.0, 1000.0]
@@ -108,7 +110,7 @@ def test_waiting_for_an_arrival_is_skipped_and_steps_do_not_count_it(bare: Bare)
 @pytest.mark.parametrize(
     "fault", [{"publication": Publication.FINISH}, {"total_pages": 23}, {"max_batched_tokens": 20}]
 )
-def test_a_simulator_that_decides_otherwise_is_found_out(bare: Bare, fault: dict[str, object]) -> None:
+def test_a_simulator_that_decides_otherwise_is_found_out(bare: TokenEngine, fault: dict[str, object]) -> None:
     requests = at(alone(agents()), [0.0] * 12)
     real = on_engine(bare, requests)
     other = replace(KERNEL, **fault)  # type: ignore[arg-type]
@@ -126,7 +128,7 @@ OPTIONS = Options(limit=9, seconds=20.0, block=PAGE, page_size=PAGE, outputs=3, 
 
 
 @pytest.fixture(scope="module")
-def believed(bare: Bare) -> Believed:
+def believed(bare: TokenEngine) -> Believed:
     return against_live(bare, trace(), OPTIONS, COST)
 
 
@@ -146,7 +148,7 @@ def test_every_load_is_run_and_the_decisions_are_equal(believed: Believed) -> No
     assert "made up" in believed.cost
 
 
-def test_a_cost_model_that_is_wrong_shows_with_its_sign(bare: Bare) -> None:
+def test_a_cost_model_that_is_wrong_shows_with_its_sign(bare: TokenEngine) -> None:
     """Steps of a second are far too slow, steps of a nanosecond too quick."""
     quick = COST.model_copy(update={"base_s": 1e-9, "prefill_token_s": 1e-9, "decode_s": 1e-9})
     for cost, sign in ((STEP_OF_ONE, 1), (quick, -1)):
@@ -154,7 +156,7 @@ def test_a_cost_model_that_is_wrong_shows_with_its_sign(bare: Bare) -> None:
         assert [np.sign(level.times[0].error_p50_s) for level in found.levels] == [sign] * 5
 
 
-def test_what_the_calibration_explains_is_told_beside_the_error(bare: Bare) -> None:
+def test_what_the_calibration_explains_is_told_beside_the_error(bare: TokenEngine) -> None:
     """Steps that may be 10 % longer or shorter: near saturation more than 10 % of the time, and in order."""
     fit = FitError(
         method="made up", overall=ErrorOf(samples=2, median=0.0, p95=0.0), bias=0.0, uncertainty=0.05
@@ -172,7 +174,7 @@ def test_what_the_calibration_explains_is_told_beside_the_error(bare: Bare) -> N
     assert " to " in render(found)
 
 
-def test_less_time_means_fewer_requests(bare: Bare) -> None:
+def test_less_time_means_fewer_requests(bare: TokenEngine) -> None:
     found = against_live(bare, trace(), replace(OPTIONS, seconds=1.0), STEP_OF_ONE)
     assert found.requests == 4
 
@@ -221,9 +223,9 @@ def test_the_same_is_told_as_table_page_and_json(believed: Believed) -> None:
 
 
 def test_the_command_writes_both_files(
-    bare: Bare, believed: Believed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bare: TokenEngine, believed: Believed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Bare, "load", lambda *_args, **_more: bare)
+    monkeypatch.setattr(TokenEngine, "load", lambda *_args, **_more: bare)
     cost = tmp_path / "cost.json"
     CostModel.save(COST, cost)
     console = Console(file=StringIO(), width=160)

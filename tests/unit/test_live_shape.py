@@ -14,12 +14,12 @@ import pytest
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel import tokens as tk
 from hotprefix.lab.live.against import Options
-from hotprefix.lab.live.clock import CpuClock, WallClock
 from hotprefix.lab.live.compare import Reuse, compare
-from hotprefix.lab.live.run import Run, prompt_ids
-from hotprefix.lab.live.shape import arriving, at, one_by_one, small
+from hotprefix.lab.live.live_and_simulated import Run, prompt_ids
+from hotprefix.lab.live.run_clock import CpuClock, WallClock
+from hotprefix.lab.live.small_trace import arriving, at, one_by_one, small
 from hotprefix.lab.sim.rows import REQUEST_COLUMNS
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 
 def request(name: str, tokens: int, outputs: int, blocks: Sequence[int], **fields: Any) -> TraceRequest:

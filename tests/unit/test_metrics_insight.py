@@ -27,8 +27,8 @@ from hotprefix.engine.messages import (
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates, Throughput
 from hotprefix.engine.stores.breaker import BreakerState
-from hotprefix.engine.stores.counters import LinkStats, StoreStats
 from hotprefix.engine.stores.errors import Reason
+from hotprefix.engine.stores.store_counters import LinkStats, StoreStats
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.frames import FrameCount
 from hotprefix.kernel.cache.host import HostCounters

@@ -11,12 +11,12 @@ import pytest
 import transformers
 from published_configs import PUBLISHED
 
-from hotprefix.engine.model.fields import Fields
 from hotprefix.engine.model.files import ModelFiles
 from hotprefix.engine.model.gguf_config import from_gguf
 from hotprefix.engine.model.hf_config import HF_FAMILIES, from_hf
 from hotprefix.engine.model.loader import load_model
 from hotprefix.engine.model.quantised import read_scheme
+from hotprefix.engine.model.strict_fields import Fields
 from hotprefix.errors import ModelLoadError
 
 CLASSES = {

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hotprefix.engine.model.ops import HeadShape, LayerHandles
-from hotprefix.engine.native import build
-from hotprefix.engine.native.ops import NativeOps
+from hotprefix.engine.native import compile_c
+from hotprefix.engine.native.native_ops import NativeOps
 from tests.unit.test_native_ops import DTYPES, ragged
 
 SHAPE = HeadShape(6, 2, 20)
@@ -19,7 +19,7 @@ HIDDEN, INNER, EPS, SCALE = 48, 76, 1e-5, 0.2
 
 @pytest.fixture(scope="module")
 def ops() -> NativeOps:
-    return NativeOps(build.build())
+    return NativeOps(compile_c.build())
 
 
 def random_layers(ops: NativeOps, dtype: torch.dtype, biased: bool, normed: bool) -> list[LayerHandles]:

@@ -14,8 +14,8 @@ from hotprefix.engine.batch import Batch
 from hotprefix.engine.model.attention import paged_attention
 from hotprefix.engine.model.ops import HeadShape
 from hotprefix.engine.model.torch_ops import TorchOps
-from hotprefix.engine.native import build
-from hotprefix.engine.native.ops import NativeOps
+from hotprefix.engine.native import compile_c
+from hotprefix.engine.native.native_ops import NativeOps
 
 BUILDS: dict[str, tuple[str, ...]] = {"native": ()}
 if platform.machine() in ("x86_64", "AMD64"):
@@ -31,7 +31,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 @pytest.fixture(scope="module", params=BUILDS)
 def ops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeOps:
     directory = tmp_path_factory.mktemp("kernels") if request.param != "native" else None
-    return NativeOps(build.build(BUILDS[request.param], directory))
+    return NativeOps(compile_c.build(BUILDS[request.param], directory))
 
 
 @pytest.fixture
@@ -275,22 +275,22 @@ class TestBuild:
     ) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CC", raising=False)
-        build.load.cache_clear()
+        compile_c.load.cache_clear()
         try:
-            assert build.load() is None
-            assert build.load() is None
+            assert compile_c.load() is None
+            assert compile_c.load() is None
         finally:
-            build.load.cache_clear()
+            compile_c.load.cache_clear()
         assert len(caplog.records) == 1
         assert "no C compiler" in caplog.text
 
     def test_builds_at_the_same_time_do_not_disturb_each_other(self, tmp_path: Path) -> None:
         with ThreadPoolExecutor() as pool:
-            both = list(pool.map(lambda _: build.build(("-O0",), tmp_path), range(2)))
+            both = list(pool.map(lambda _: compile_c.build(("-O0",), tmp_path), range(2)))
         assert all(isinstance(NativeOps(library), NativeOps) for library in both)
         assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
 
     def test_failing_compiler_shows_its_message_and_leaves_nothing(self, tmp_path: Path) -> None:
-        with pytest.raises(build.NativeUnavailable, match="no-such-flag"):
-            build.build(("--no-such-flag",), tmp_path)
+        with pytest.raises(compile_c.NativeUnavailable, match="no-such-flag"):
+            compile_c.build(("--no-such-flag",), tmp_path)
         assert list(tmp_path.iterdir()) == []

@@ -18,8 +18,8 @@ from hotprefix.engine.model.forward import Decoder
 from hotprefix.engine.model.loader import load_model
 from hotprefix.engine.model.torch_ops import TorchOps
 from hotprefix.engine.model.weights import Blocks
-from hotprefix.engine.native import build
-from hotprefix.engine.native.ops import NativeOps
+from hotprefix.engine.native import compile_c
+from hotprefix.engine.native.native_ops import NativeOps
 from hotprefix.errors import ConfigError
 from tests.unit.test_native_ops import BUILDS, DTYPES
 from tests.unit.tiny_models import reference_model, save
@@ -32,7 +32,7 @@ SIZES = [(1, 32), (7, 64), (64, 96), (131, 320)]
 @pytest.fixture(scope="module", params=BUILDS)
 def ops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeOps:
     directory = tmp_path_factory.mktemp("kernels") if request.param != "native" else None
-    return NativeOps(build.build(BUILDS[request.param], directory))
+    return NativeOps(compile_c.build(BUILDS[request.param], directory))
 
 
 def random_blocks(form: str, rows: int, columns: int) -> tuple[Blocks, Tensor]:
@@ -133,7 +133,7 @@ def decode_batch(requests: int, context: int) -> Batch:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_default_model_decodes_to_the_same_logits(dtype: str) -> None:
     """All of its linears have blocks; queries and keys too, whose rows the file keeps in another order."""
-    ops = NativeOps(build.build())
+    ops = NativeOps(compile_c.build())
     if not ops.reads_blocks("Q4_1", getattr(torch, dtype)):
         pytest.skip("no bfloat16 dot product here")
 
@@ -164,5 +164,5 @@ def test_settings_that_cannot_be_met() -> None:
 def test_a_model_without_blocks_is_refused(tmp_path: Path) -> None:
     files = save(reference_model("Llama"), tmp_path)
     with pytest.raises(ConfigError, match="no weight of"):
-        load_model(files, "float32", "cpu", NativeOps(build.build()), decode_weights="quantised")
+        load_model(files, "float32", "cpu", NativeOps(compile_c.build()), decode_weights="quantised")
     assert load_model(files, "float32", "cpu").decoder.quantised_linears == 0

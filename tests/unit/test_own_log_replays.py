@@ -15,12 +15,12 @@ from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
 from hotprefix.errors import ContextLengthExceeded, QueueFull
 from hotprefix.kernel.config import KernelConfig
+from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.simulate import IdealBroken, Replay, simulate
-from hotprefix.lab.sim.workload import Loop
 from hotprefix.lab.trace.ideal import EndlessCache, ideal
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace
-from hotprefix.lab.trace.write import write_trace
+from hotprefix.lab.trace.write_trace import write_trace
 from hotprefix.records.recorder import Recorder, RecordOptions
 from tests.support.engine import Clock, fake_loop
 from tests.support.fake import VOCAB

@@ -10,9 +10,9 @@ from text_models import CHATML, toy
 
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams, StructuredOutput
+from hotprefix.engine.pipe_records import Abort, Control, Deltas, FromChild, Reply, Submit
 from hotprefix.engine.process import Driver, Inbox
 from hotprefix.engine.sampling.structured import Compiler, Constraint, Vocabulary
-from hotprefix.engine.wire import Abort, Control, Deltas, FromChild, Reply, Submit
 from hotprefix.errors import InputError
 from hotprefix.kernel.plan import Finish
 from tests.support.loops import FOREVER, RUN, ScriptedLoop

@@ -15,10 +15,10 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel.sources import Use
 from hotprefix.records import schema as sc
 from hotprefix.records.derive import Derivation, RequestRow
-from hotprefix.records.reader import ReadReport, read_log
+from hotprefix.records.log_summary import summarize
+from hotprefix.records.percentiles import Sketch
+from hotprefix.records.read_log import ReadReport, read_log
 from hotprefix.records.recorder import Recorder, RecordOptions
-from hotprefix.records.sketch import Sketch
-from hotprefix.records.summary import summarize
 from tests.support.fake import VOCAB
 from tests.support.observed import WatchedDriver, program, run
 

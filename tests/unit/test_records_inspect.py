@@ -14,8 +14,8 @@ import pytest
 
 from hotprefix.errors import InputError
 from hotprefix.records import schema as sc
+from hotprefix.records.log_summary import PREFIXES, summarize
 from hotprefix.records.recorder import Recorder, RecordOptions
-from hotprefix.records.summary import PREFIXES, summarize
 from hotprefix.report.inspect import inspect_log
 from tests.support.observed import WatchedDriver, program, run
 

@@ -17,7 +17,7 @@ from hotprefix.kernel.cache.keys import chain, root_key
 from hotprefix.kernel.request import Namespace
 from hotprefix.records.kvevents import KVPublisher, PageEvents, block_hash, private_digest
 from hotprefix.records.kvwire import Batch, Cleared, PageEvent, Removed, Stored, to_wire
-from hotprefix.records.open import open_recorder
+from hotprefix.records.open_recorder import open_recorder
 from tests.support.observed import WatchedDriver, program, run
 
 KEY = b"0123456789abcdef"

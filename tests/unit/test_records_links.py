@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from hotprefix.engine.links import LinkTotal, link_totals
+from hotprefix.engine.link_totals import LinkTotal, link_totals
 from hotprefix.engine.messages import Generate, Links
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.stores.breaker import BreakerState
-from hotprefix.engine.stores.counters import LinkStats
 from hotprefix.engine.stores.errors import Reason
+from hotprefix.engine.stores.store_counters import LinkStats
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.records import schema as sc
-from hotprefix.records.log import EventLog
-from hotprefix.records.summary import summarize
+from hotprefix.records.event_log import EventLog
+from hotprefix.records.log_summary import summarize
 from hotprefix.report.inspect import inspect_log
 from tests.support.engine import fake_loop
 from tests.unit.test_records_derive import Lists

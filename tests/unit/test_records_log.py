@@ -19,11 +19,11 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.request import Namespace
 from hotprefix.records import schema as sc
+from hotprefix.records.event_log import EventLog
 from hotprefix.records.fingerprint import Fingerprinter, load_key
-from hotprefix.records.log import EventLog
-from hotprefix.records.open import open_recorder
+from hotprefix.records.open_recorder import open_recorder
 from hotprefix.records.parts import parts_of
-from hotprefix.records.reader import BadLine, ReadReport, read_log
+from hotprefix.records.read_log import BadLine, ReadReport, read_log
 from hotprefix.records.recorder import Recorder, RecordOptions
 from tests.support.observed import WatchedDriver, program, run
 
@@ -254,7 +254,7 @@ def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_place_is_found_before_a_model_is_looked_for(tmp_path: Path, name: str, words: str) -> None:
-    from hotprefix.server.run import build
+    from hotprefix.server.serve import build
 
     (tmp_path / "file").write_text("")
     (tmp_path / "shut").mkdir(0o500)

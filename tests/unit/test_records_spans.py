@@ -22,7 +22,7 @@ from hotprefix.errors import ConfigError, QueueFull, RequestRejected
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.config import TierConfig
 from hotprefix.kernel.plan import Finish
-from hotprefix.records.open import open_recorder
+from hotprefix.records.open_recorder import open_recorder
 from hotprefix.records.recorder import Recorder, RecordOptions
 from hotprefix.records.spans import NAME, Spans, endpoint
 from tests.support.engine import drain, fake_loop
@@ -366,7 +366,7 @@ def test_without_the_packages_the_fix_is_named(missing: str, monkeypatch: pytest
 
 
 def test_bad_settings_are_found_before_a_model_is_looked_for() -> None:
-    from hotprefix.server.run import build
+    from hotprefix.server.serve import build
 
     with pytest.raises(ConfigError, match="otel="):
         build(EngineConfig(model="no/such/model", otel="nowhere"), lambda line: None)

@@ -22,7 +22,7 @@ app.command()(replay)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("hotprefix.lab.experiment.run.sweep", in_this_process)
+    monkeypatch.setattr("hotprefix.lab.experiment.one_run.sweep", in_this_process)
     return
 
 

@@ -19,9 +19,9 @@ from hotprefix.lab.metric_names import METRICS
 from hotprefix.report.replay.charts import intervals, lines, stacked
 from hotprefix.report.replay.lookup import Figure, Lookup
 from hotprefix.report.replay.page import render
-from hotprefix.report.replay.summary import summary
+from hotprefix.report.replay.replay_summary import summary
 from hotprefix.report.replay.words import change, large, signed, title, value
-from hotprefix.report.replay.write import write
+from hotprefix.report.replay.write_files import write
 from tests.support.results import HYPOTHESES, demo
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from hotprefix.engine.executor import Sampled, Unsampled
 from hotprefix.engine.params import SamplingParams
-from hotprefix.engine.sampling.draw import draw, uniform
-from hotprefix.engine.sampling.logprobs import FLOOR, prompt_logprobs
+from hotprefix.engine.sampling.draw_token import draw, uniform
 from hotprefix.engine.sampling.sampler import Sampler
+from hotprefix.engine.sampling.token_logprobs import FLOOR, prompt_logprobs
 from hotprefix.errors import InputError, ProtocolError
 
 V = 300

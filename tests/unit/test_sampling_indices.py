@@ -9,7 +9,7 @@ from text_models import CHATML, toy
 
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
-from hotprefix.engine.sampling.draw import draw, uniform
+from hotprefix.engine.sampling.draw_token import draw, uniform
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.text.output import OutputText
 from hotprefix.kernel.plan import Finish

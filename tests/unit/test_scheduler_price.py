@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotprefix.kernel.config import Refresh
-from hotprefix.lab.sim.workload import Loop
+from hotprefix.lab.sim.arrivals import Loop
 from tests.support.replays import agents, price, replay
 
 TOUCH_S = 1e-5

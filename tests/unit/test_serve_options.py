@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hotprefix import cli
-from hotprefix.server import run
+from hotprefix.server import serve
 
 KEYS = Path(__file__).parents[1] / "fixtures" / "api-keys.txt"
 L2, L3 = {"l2_tokens": 1024}, {"l2_tokens": 1024, "l3": "file:///tmp/pages"}
@@ -45,7 +45,7 @@ def another(name: str, default: Any) -> Any:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_reaches_the_server_or_its_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setattr(run, "serve", lambda *given: started.append(given))
+    monkeypatch.setattr(serve, "serve", lambda *given: started.append(given))
     usual = {each: option.default for each, option in OPTIONS.items()}
     with_ = WITH.get(name, {})
     for value in (usual[name], another(name, usual[name])):

@@ -15,7 +15,7 @@ from hotprefix.engine.client import Health
 from hotprefix.errors import EngineDead
 from hotprefix.kernel.plan import Queue
 from hotprefix.kernel.sched.estimates import Predictions
-from hotprefix.server import live
+from hotprefix.server import live_page
 from tests.support.server import STATS, FakeEngine, client
 from tests.unit.test_metrics_insight import numbered
 
@@ -72,7 +72,7 @@ async def test_the_data_are_the_snapshot_s() -> None:
 
 
 async def test_many_who_look_ask_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "FRESH_S", 1e9)
+    monkeypatch.setattr(live_page, "FRESH_S", 1e9)
     engine = Counted()
     async with client(engine) as http:
         answers = await asyncio.gather(*(http.get("/live.json") for _ in range(20)))
@@ -84,8 +84,8 @@ async def test_many_who_look_ask_the_engine_once(monkeypatch: pytest.MonkeyPatch
 async def test_a_busy_engine_gives_old_numbers_with_their_age_and_a_dead_one_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "FRESH_S", 0.0)
-    monkeypatch.setattr(live, "WAIT_S", 0.05)
+    monkeypatch.setattr(live_page, "FRESH_S", 0.0)
+    monkeypatch.setattr(live_page, "WAIT_S", 0.05)
     engine = Counted()
     engine.hang = True
     async with client(engine) as http:
@@ -125,6 +125,6 @@ async def test_the_page_is_told_why_the_head_waits_and_how_requests_fared() -> N
     }
     assert insight.predictions is not None
     assert data["predictions"]["restore"]["predicted_s"] == insight.predictions.restore.predicted_s
-    assert live._goodput(None) is None
-    assert live._queue(Queue(None, None)) == {"oldest_s": None, "head": None}
-    assert live._predictions(Predictions()) == {}, "what was not measured is left out"
+    assert live_page._goodput(None) is None
+    assert live_page._queue(Queue(None, None)) == {"oldest_s": None, "head": None}
+    assert live_page._predictions(Predictions()) == {}, "what was not measured is left out"

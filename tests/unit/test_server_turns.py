@@ -15,7 +15,7 @@ from hotprefix.engine.sampling.structured import Vocabulary
 from hotprefix.errors import HotprefixError, QueueFull
 from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig
-from hotprefix.server.turns import MAX_WAITING, Turns
+from hotprefix.server.grammar_queue import MAX_WAITING, Turns
 from tests.support.server import BytesText, FakeEngine, chat
 
 CHAT = "/v1/chat/completions"

@@ -17,13 +17,13 @@ from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Refresh, TierConfig, Write
 from hotprefix.lab.cost.model import Link, Links
-from hotprefix.lab.metrics import metrics
+from hotprefix.lab.replay_metrics import metrics
+from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.sim.block_prompts import PromptMaker
 from hotprefix.lab.sim.cluster import Route
-from hotprefix.lab.sim.prompts import PromptMaker
 from hotprefix.lab.sim.simulate import Tables
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.fields import MAX_BLOCK
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.line_fields import MAX_BLOCK
+from hotprefix.lab.trace.trace_request import TraceRequest
 from tests.support.replays import BLOCK, agents, price, replay, request
 
 CLOSED: dict[str, Any] = {"loop": Loop.CLOSED}
@@ -221,9 +221,9 @@ def test_refresh_off_is_a_window_of_nothing() -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.fields import MAX_BLOCK
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.trace.line_fields import MAX_BLOCK
+from hotprefix.lab.trace.trace_request import TraceRequest
 from tests.support.replays import agents, replay
 t = replay(agents(9, 4), seed=5, total_pages=60, instances=2, log=Path(sys.argv[1]), loop=Loop.CLOSED)
 t.requests.write_ndjson(sys.argv[1] + ".rows")

@@ -10,9 +10,9 @@ from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.request import Request
 from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.predict import TOOL, USER, ThinkTimes
+from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.simulate import Replay, simulate
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 
 def request(

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hotprefix.engine.storage import Storage
+from hotprefix.engine.l3_loop import Storage
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import Prefetch, Refresh, TierConfig, Write
 from hotprefix.kernel.plan import Fetch, StepPlan
 from hotprefix.lab.cost.model import Link
-from hotprefix.lab.sim.links import Wire
-from hotprefix.lab.sim.storage import Store
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.sim.lower_tiers import Store
+from hotprefix.lab.sim.wires import Wire
+from hotprefix.lab.trace.trace_request import TraceRequest
 from tests.support.replays import BLOCK, agents, price, replay, request
 from tests.support.stores import ScriptedStore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotprefix.engine.stores.file import FileStore
-from hotprefix.engine.stores.open import open_store
+from hotprefix.engine.stores.open_store import open_store
 from hotprefix.engine.stores.s3 import S3Store
 from hotprefix.engine.stores.url import parse_bytes
 from hotprefix.engine.stores.valkey import ValkeyStore

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hotprefix.engine.stores.breaker import BreakerConfig, BreakerState
-from hotprefix.engine.stores.config import WorkerConfig
 from hotprefix.engine.stores.errors import LinkError, Reason
 from hotprefix.engine.stores.frame import pack
+from hotprefix.engine.stores.worker_config import WorkerConfig
 from hotprefix.errors import ConfigError, ProtocolError
 from tests.support.stores import PAGE, PATIENCE_S, Harness, ScriptedStore, key, keys, payload
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotprefix.engine.text.chat_messages import Absent, Arguments, normalise
 from hotprefix.engine.text.dialect import Environment
 from hotprefix.engine.text.json_text import to_json
-from hotprefix.engine.text.messages import Absent, Arguments, normalise
 from hotprefix.engine.text.origin import Origin, Traced, joined, runs_of, traced
 
 # A character says who wrote it, so each outcome can be judged by itself.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hotprefix.lab.trace.info import info
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace
 from tests.support.traces import write_lines
 

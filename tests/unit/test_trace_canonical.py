@@ -13,11 +13,11 @@ import pytest
 
 from hotprefix.errors import InputError
 from hotprefix.lab.trace.canonical import OF_SESSION, SESSIONS, from_runs, to_runs
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace, Report
-from hotprefix.lab.trace.record import Provenance, TraceRequest
 from hotprefix.lab.trace.streamed import StreamedTrace
-from hotprefix.lab.trace.write import write_trace
+from hotprefix.lab.trace.trace_request import Provenance, TraceRequest
+from hotprefix.lab.trace.write_trace import write_trace
 from tests.support.traces import write_lines
 
 HEADER = {"hotprefix_trace": 1, "block_size": 16, "name": "n", "has_prefixes": True, "has_sessions": True}

@@ -10,10 +10,10 @@ import pytest
 
 from hotprefix.errors import InputError
 from hotprefix.lab.trace.check import Problem, check
-from hotprefix.lab.trace.fit import MAX_KS, fit_agents
+from hotprefix.lab.trace.fit_agents import MAX_KS, fit_agents
 from hotprefix.lab.trace.generate.registry import generate_trace
 from hotprefix.lab.trace.info import info
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace, Report
 from tests.support.traces import mooncake, row, session, shared, write_lines
 from tests.unit.test_trace_canonical import ids, made, request

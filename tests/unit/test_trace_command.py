@@ -17,8 +17,8 @@ from hotprefix import cli
 from hotprefix.commands.trace import app
 from hotprefix.errors import InputError
 from hotprefix.lab.trace.info import info
-from hotprefix.lab.trace.open import open_trace
-from hotprefix.lab.trace.write import whole_file
+from hotprefix.lab.trace.open_trace import open_trace
+from hotprefix.lab.trace.write_trace import whole_file
 from tests.support.traces import mooncake, row, session, write_lines
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace
 from tests.support.traces import mooncake, session, write_lines
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hotprefix.errors import ConfigError, InputError
-from hotprefix.lab.trace.agents import Assumed, SessionStarts
+from hotprefix.lab.trace.cc_sessions import Assumed, SessionStarts
 from hotprefix.lab.trace.info import info
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import (
     BadTrace,
     NoPrefixes,

@@ -17,12 +17,12 @@ import pytest
 
 from hotprefix.errors import ConfigError
 from hotprefix.lab.trace.check import check
-from hotprefix.lab.trace.generate.draw import LogNormal, Quantiles
+from hotprefix.lab.trace.generate.distributions import LogNormal, Quantiles
 from hotprefix.lab.trace.generate.registry import GENERATORS, generate_trace
 from hotprefix.lab.trace.info import info
-from hotprefix.lab.trace.open import SAMPLES, open_trace
-from hotprefix.lab.trace.record import TraceRequest
-from hotprefix.lab.trace.write import write_trace
+from hotprefix.lab.trace.open_trace import SAMPLES, open_trace
+from hotprefix.lab.trace.trace_request import TraceRequest
+from hotprefix.lab.trace.write_trace import write_trace
 
 SMALL = {"agents": {"sessions": 6}, "documents": {"questions": 20}}
 
@@ -46,7 +46,7 @@ def test_bytes_are_the_same_in_every_process(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from hotprefix.lab.trace.generate.registry import GENERATORS, generate_trace\n"
-        "from hotprefix.lab.trace.write import write_trace\n"
+        "from hotprefix.lab.trace.write_trace import write_trace\n"
         "for n in GENERATORS:\n"
         "    write_trace(generate_trace(n, seed=9, limit=60), Path(sys.argv[1]) / f'{n}.jsonl.gz')"
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from hotprefix.lab.trace.ideal import EndlessCache, Ideal, ideal
 from hotprefix.lab.trace.info import info
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 from tests.unit.test_trace_canonical import ids, made, request
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hotprefix.lab.trace.fit import fit_agents
+from hotprefix.lab.trace.fit_agents import fit_agents
 from hotprefix.lab.trace.info import info
 from hotprefix.lab.trace.kvtester import as_session, gather
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace, Report
-from hotprefix.lab.trace.published import PUBLISHED, Published, State, check
+from hotprefix.lab.trace.published import PUBLISHED, CopyState, Published, check
 
 
 def request(t: float, ids: list[int], **changes: Any) -> dict[str, Any]:
@@ -109,13 +109,13 @@ def test_files_beyond_a_size_are_left_out_and_told(tmp_path: Path) -> None:
 def test_a_copy_is_compared_by_its_content(tmp_path: Path, packed: bool) -> None:
     content = b'{"a":1}\n'
     one = Published("t.jsonl", "o/r", "0" * 40, "p", "MIT", hashlib.sha256(content).hexdigest())
-    assert check(one, tmp_path) is State.ABSENT
+    assert check(one, tmp_path) is CopyState.ABSENT
     path = tmp_path / ("t.jsonl.gz" if packed else "t.jsonl")
     wrap = gzip.compress if packed else bytes
     path.write_bytes(wrap(content))
-    assert check(one, tmp_path) is State.SAME
+    assert check(one, tmp_path) is CopyState.SAME
     path.write_bytes(wrap(content + b"\n"))
-    assert check(one, tmp_path) is State.DIFFERS
+    assert check(one, tmp_path) is CopyState.DIFFERS
 
 
 @pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: one.name)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hotprefix.lab.trace.agents import Assumed
+from hotprefix.lab.trace.cc_sessions import Assumed
 from hotprefix.lab.trace.info import info
-from hotprefix.lab.trace.open import open_trace
-from hotprefix.lab.trace.published import PUBLISHED, Published, State, check
-from hotprefix.lab.trace.write import write_trace
+from hotprefix.lab.trace.open_trace import open_trace
+from hotprefix.lab.trace.published import PUBLISHED, CopyState, Published, check
+from hotprefix.lab.trace.write_trace import write_trace
 from tests.support.traces import shared
 
 CONVERSATION = "mooncake_fast25_conversation_b512.jsonl.gz"
@@ -89,4 +89,4 @@ def test_converting_loses_nothing(tmp_path: Path, name: str, requests: int) -> N
 
 @pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: one.name)
 def test_copies_are_what_was_published(one: Published) -> None:
-    assert check(one, shared(one.name).parent) is State.SAME
+    assert check(one, shared(one.name).parent) is CopyState.SAME

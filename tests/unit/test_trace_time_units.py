@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace
 from tests.support.traces import mooncake, row, session, write_lines
 

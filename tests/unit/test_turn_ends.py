@@ -12,7 +12,7 @@ from text_models import metadata
 
 from hotprefix.engine.text.source import from_metadata
 from hotprefix.engine.text.tokenizer import Tokenizer
-from hotprefix.engine.text.turns import with_turn_ends
+from hotprefix.engine.text.turn_ends import with_turn_ends
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 BASE_END, TURN_END = 258, 257

@@ -17,8 +17,8 @@ from hotprefix.engine.model.files import ModelFiles
 from hotprefix.engine.model.loader import LoadedModel, load_model
 from hotprefix.engine.model.ops import Ops
 from hotprefix.engine.model.torch_ops import TorchOps
-from hotprefix.engine.native import build
-from hotprefix.engine.native.ops import NativeOps
+from hotprefix.engine.native import compile_c
+from hotprefix.engine.native.native_ops import NativeOps
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.torch_executor import TorchExecutor
 from hotprefix.kernel import tokens as tk
@@ -75,7 +75,7 @@ def make_ops(kind: str) -> Ops:
     """kind "torch" or "native"; skips the test where native kernels do not build."""
     if kind == "torch":
         return TorchOps()
-    library = build.load()
+    library = compile_c.load()
     if library is None:
         pytest.skip("native kernels do not build here")
     return NativeOps(library)
@@ -103,10 +103,10 @@ class GreedySampler:
 
 
 class Sequencer:
-    """One request fed by hand: knows its slot, its pages (any order) and how far it is."""
+    """One request fed by hand: knows its row, its pages (any order) and how far it is."""
 
-    def __init__(self, name: str, slot: int, prompt: Sequence[int], pages: Iterable[int], page: int) -> None:
-        self.name, self.slot, self.page = name, slot, page
+    def __init__(self, name: str, row: int, prompt: Sequence[int], pages: Iterable[int], page: int) -> None:
+        self.name, self.row, self.page = name, row, page
         self.tokens, self.prompt_len, self.computed = list(prompt), len(prompt), 0
         self._pages, self._taken = list(pages), 0
 
@@ -116,7 +116,7 @@ class Sequencer:
         need = -(-stop // self.page)
         part = Chunk(
             request=self.name,
-            slot=self.slot,
+            row=self.row,
             start=self.computed,
             tokens=tk.encode(self.tokens[self.computed : stop]),
             table_from=self._taken,

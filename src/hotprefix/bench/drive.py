@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hotprefix.bench.measure import Record
+from hotprefix.bench.request_costs import Record
 from hotprefix.bench.workloads import Submission, Wave, Workload
 from hotprefix.engine.executor import Executor, StepResult
 from hotprefix.engine.messages import Delta, Generate

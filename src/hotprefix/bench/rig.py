@@ -1,4 +1,4 @@
-"""The bench's engine. Owns: `load_rig`, a `Bare` engine as the bench wants it.
+"""The bench's engine. Owns: `load_rig`, a `TokenEngine` engine as the bench wants it.
 
 Rules: the engine is driven in this process and thread, without HTTP and without text output, so that a run
 times the engine and nothing else.
@@ -10,18 +10,18 @@ from importlib.metadata import version
 
 from rich.console import Console
 
-from hotprefix.bench.prompts import TextMaterial
+from hotprefix.bench.bench_prompts import TextMaterial
 from hotprefix.bench.runner import PAGE, PAGES, Rig
-from hotprefix.engine.bare import Bare
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.text.tokenizer import Tokenizer
+from hotprefix.engine.token_engine import TokenEngine
 
 
 def load_rig(model: str, dtype: str, device: str, console: Console) -> Rig:
     """Load `model` (as `--model`) and a KV pool of PAGES pages; progress goes to `console`. Raises
     ModelLoadError or ConfigError."""
     with console.status(f"loading {model}") as status:
-        bare = Bare.load(model, dtype, device, pages=PAGES, page_size=PAGE, progress=status.update)
+        bare = TokenEngine.load(model, dtype, device, pages=PAGES, page_size=PAGE, progress=status.update)
     tokenizer = Tokenizer.load(resolve_model(model).path)
     return Rig(
         executor=bare.executor,

@@ -22,10 +22,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hotprefix import __version__
 from hotprefix.bench.arms import DEFAULT, Arm, arms, baseline
+from hotprefix.bench.bench_prompts import Material
+from hotprefix.bench.bench_summary import Setup, Summary, WorkloadResult, summarise
 from hotprefix.bench.drive import CountingExecutor, Loop, run_workload
-from hotprefix.bench.measure import Record
-from hotprefix.bench.prompts import Material
-from hotprefix.bench.summary import Setup, Summary, WorkloadResult, summarise
+from hotprefix.bench.request_costs import Record
 from hotprefix.bench.table import print_workload
 from hotprefix.bench.workloads import FULL, QUICK, Name, Workload, build, burst
 from hotprefix.engine.executor import Executor

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hotprefix.bench.summary import ArmResult, WorkloadResult
-from hotprefix.report.text import Cell, change, factor, seconds, spread, whole
+from hotprefix.bench.bench_summary import ArmResult, WorkloadResult
+from hotprefix.report.figure_text import Cell, change, factor, seconds, spread, whole
 
 _STYLES = {"good": "green", "bad": "red", "": ""}
 _COUNT_HEADS = ("per follower", "restored", "computed", "required", "factor")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hotprefix.bench.prompts import Ids, Material
+from hotprefix.bench.bench_prompts import Ids, Material
 
 DOCUMENT = 880  # tokens of the overlap document: 55 pages of 16, of the 904 of a full-overlap prompt
 PROBES = ((0, 98), (25, 241), (50, 459), (75, 681), (100, 904))  # (% shared, prompt tokens)

@@ -36,10 +36,10 @@ def run(
     json: bool = False,
 ) -> None:
     """Compare, show and write. cost: file or preset; None = calibrate first. Raises InputError."""
-    from hotprefix.engine.bare import Bare
+    from hotprefix.engine.token_engine import TokenEngine
     from hotprefix.lab.cost.presets import load_cost
     from hotprefix.lab.live.against import Options, against_live
-    from hotprefix.lab.trace.open import open_trace
+    from hotprefix.lab.trace.open_trace import open_trace
     from hotprefix.lab.trace.problems import require_prefixes
     from hotprefix.report.against_live import print_tables, render, to_json
 
@@ -55,7 +55,7 @@ def run(
     except OSError as error:
         raise InputError(f"{out}: cannot make this folder: {error.strerror}", param="out") from error
     with console.status("starting") as status:
-        bare = Bare.load(
+        bare = TokenEngine.load(
             model, dtype, device, pages=1, page_size=page_size, threads=threads, progress=status.update
         )
         found = against_live(bare, opened, options, priced, status.update)

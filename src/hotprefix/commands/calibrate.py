@@ -39,11 +39,11 @@ def calibrate(
 
     Example: hotprefix calibrate --out cost.json
     """
-    from hotprefix.engine.bare import Bare
     from hotprefix.engine.config import EngineConfig
+    from hotprefix.engine.token_engine import TokenEngine
     from hotprefix.lab.cost.calibrate import FULL_S, QUICK_S, Settings
     from hotprefix.lab.cost.calibrate import calibrate as measure
-    from hotprefix.lab.trace.write import check_name
+    from hotprefix.lab.trace.write_trace import check_name
 
     if seconds is not None and quick:
         raise InputError("give --seconds or --quick, not both", param="quick")
@@ -55,7 +55,7 @@ def calibrate(
                  max_batched_tokens=max_batched_tokens, max_running=max_running)  # fmt: skip
     _check_writable(out)
     with stderr.status("starting") as status:
-        bare = Bare.load(
+        bare = TokenEngine.load(
             model, dtype, device, pages=kv_tokens // page_size, page_size=page_size, threads=threads,
             progress=status.update,
         )  # fmt: skip

@@ -83,8 +83,8 @@ def replay(
         return
     if experiment is None or out is None:
         raise InputError("give an experiment and --out DIR (experiments: hotprefix replay --list)")
+    from hotprefix.lab.experiment.one_run import run
     from hotprefix.lab.experiment.ray_sweep import LOCAL
-    from hotprefix.lab.experiment.run import run
 
     found = run(
         load(experiment, Changes(trace, limit, seeds, until_decided, tuple(set_ or ())), _tell),
@@ -96,7 +96,7 @@ def replay(
         command=_command(experiment, trace, limit, seeds, until_decided, set_ or []),
         meanwhile=_load_report,
     )
-    from hotprefix.report.replay.write import write
+    from hotprefix.report.replay.write_files import write
 
     write(found, out, stderr)
     if json:
@@ -124,7 +124,7 @@ def _tell(line: str) -> None:
 def _load_report() -> None:
     """Import the report's modules. matplotlib takes half a second; most of that passes while the runs go
     on."""
-    import_module("hotprefix.report.replay.write")
+    import_module("hotprefix.report.replay.write_files")
 
 
 def _against_live(

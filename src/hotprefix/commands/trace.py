@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hotprefix.commands.figures import readable
+from hotprefix.commands.readable import readable
 from hotprefix.errors import InputError
 
 FOLDER_VARIABLE = "HOTPREFIX_TRACES"
@@ -87,8 +87,8 @@ def convert(
 
     Example: hotprefix trace convert cc_weka_sessions_b64.jsonl.gz --session-rate 0.2 --out agents.jsonl.zst
     """
-    from hotprefix.lab.trace.agents import SessionStarts
-    from hotprefix.lab.trace.write import write_trace
+    from hotprefix.lab.trace.cc_sessions import SessionStarts
+    from hotprefix.lab.trace.write_trace import write_trace
 
     starts = SessionStarts(session_rate, seed)
     if seed and session_rate is None:
@@ -112,7 +112,7 @@ def gather(
     Example: hotprefix trace gather kv-cache-tester/traces --out sessions.jsonl.gz
     """
     from hotprefix.lab.trace import kvtester
-    from hotprefix.lab.trace.write import check_suffix, whole_file
+    from hotprefix.lab.trace.write_trace import check_suffix, whole_file
 
     check_suffix(out)
     count = left = 0
@@ -139,7 +139,7 @@ def published(
 
     Example: HOTPREFIX_TRACES=traces hotprefix trace published
     """
-    from hotprefix.lab.trace.published import PUBLISHED, State, check
+    from hotprefix.lab.trace.published import PUBLISHED, CopyState, check
 
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder}: no such folder; make it, or give another", param="folder")
@@ -155,9 +155,9 @@ def published(
         for one in PUBLISHED:
             state = states[one.name] or f"not looked for: set {FOLDER_VARIABLE}"
             typer.echo(f"{one.name}: {state} ({one.licence}, {one.repository} at {one.commit[:7]})")
-            if states[one.name] is not State.SAME:
+            if states[one.name] is not CopyState.SAME:
                 typer.echo("".join(f"    {step}\n" for step in one.steps(place)), nl=False)
-    differing = [name for name, state in states.items() if state is State.DIFFERS]
+    differing = [name for name, state in states.items() if state is CopyState.DIFFERS]
     if differing:
         raise InputError(
             f"{folder}: {', '.join(differing)} differ from what was published; get them again", param="folder"
@@ -182,7 +182,7 @@ def generate(
     Example: hotprefix trace generate agents --set sessions=20 --seed 7 --out agents.jsonl.gz
     """
     from hotprefix.lab.trace.generate.registry import generate_trace
-    from hotprefix.lab.trace.write import write_trace
+    from hotprefix.lab.trace.write_trace import write_trace
 
     chosen = (_params(params, name) if params else {}) | dict(_setting(text) for text in settings or ())
     trace = generate_trace(name, chosen, seed=seed, limit=limit)
@@ -236,9 +236,9 @@ def fit(
 
     Example: hotprefix trace fit cc_weka_sessions_b64.jsonl.gz --out fitted.json
     """
-    from hotprefix.lab.trace.fit import fit_agents
+    from hotprefix.lab.trace.fit_agents import fit_agents
     from hotprefix.lab.trace.problems import Report
-    from hotprefix.lab.trace.write import whole_file
+    from hotprefix.lab.trace.write_trace import whole_file
 
     report = Report(skip_bad=skip_bad)
     with stderr.status("reading"):
@@ -260,9 +260,9 @@ def _open(
 ) -> Any:  # fmt: skip
     """Open a trace. starts: when sessions begin, given only if the trace is to be replayed; its sessions
     share a prefix then, unless `shared_prefix` says otherwise."""
-    from hotprefix.lab.trace.agents import Assumed
-    from hotprefix.lab.trace.clock import PER_SECOND
-    from hotprefix.lab.trace.open import open_trace
+    from hotprefix.lab.trace.cc_sessions import Assumed
+    from hotprefix.lab.trace.open_trace import open_trace
+    from hotprefix.lab.trace.timestamps import PER_SECOND
 
     if time_unit is not None and time_unit not in PER_SECOND:
         raise InputError(f"--time-unit {time_unit}: there are {', '.join(PER_SECOND)}", param="time_unit")

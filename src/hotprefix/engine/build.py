@@ -15,6 +15,7 @@ from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.groups import kernel_config
 from hotprefix.engine.hostpool import HostPool
 from hotprefix.engine.kvpool import KVPool
+from hotprefix.engine.l3_loop import Storage
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo
 from hotprefix.engine.model.files import resolve_model
@@ -23,9 +24,8 @@ from hotprefix.engine.model.loader import load_model
 from hotprefix.engine.observe import Observer
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.sampling.structured import Compiler, Vocabulary
-from hotprefix.engine.storage import Storage
 from hotprefix.engine.stores.base import Store
-from hotprefix.engine.stores.open import open_store
+from hotprefix.engine.stores.open_store import open_store
 from hotprefix.engine.text.output import OutputText
 from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.engine.torch_executor import TorchExecutor
@@ -49,7 +49,7 @@ def build_engine(
     if config.observed is not None and observer is None:
         raise ConfigError(
             f"{config.observed}={getattr(config, config.observed)!r} is written by an observer, and there is "
-            "none: give observer=hotprefix.records.open.open_recorder(config), as the server does",
+            "none: give observer=hotprefix.records.open_recorder.open_recorder(config), as the server does",
             param=config.observed,
         )
     if config.threads is not None:

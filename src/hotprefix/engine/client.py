@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from hotprefix.engine import wire
+from hotprefix.engine import pipe_records
 from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate, Usage
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.process import Build, EngineProcess
@@ -32,7 +32,7 @@ from hotprefix.kernel.plan import Finish
 log = logging.getLogger(__name__)
 
 
-class State(StrEnum):
+class EngineState(StrEnum):
     """The child's state. FAILED: it died more often than allowed and is not started again."""
 
     LOADING = "loading"
@@ -142,7 +142,7 @@ class AsyncEngine:
         self.failed = asyncio.Event()
         self._config, self._build, self._on_progress = config, build, on_progress
         self._rules = supervision or Supervision()
-        self._state = State.STOPPED
+        self._state = EngineState.STOPPED
         self._reason = "the engine has not been started"
         self._info: EngineInfo | None = None
         self._child: EngineProcess | None = None
@@ -158,7 +158,7 @@ class AsyncEngine:
         self._longest_step = 0.0
 
     @property
-    def state(self) -> State:
+    def state(self) -> EngineState:
         return self._state
 
     @property
@@ -192,21 +192,23 @@ class AsyncEngine:
     async def stop(self, limit_s: float = 5.0) -> None:
         """End the child: it is asked first, and killed after `limit_s`. Open streams end with an error at
         once."""
-        child, self._state, self._reason = self._child, State.STOPPED, "the engine was stopped"
+        child, self._state, self._reason = self._child, EngineState.STOPPED, "the engine was stopped"
         self._tell_all(EngineDead(self._reason))  # before asking a child that may hang
         if self._restart:
             self._restart.cancel()
         if child is None:
             return
-        child.send(wire.Control(-1, "exit"))
+        child.send(pipe_records.Control(-1, "exit"))
         if not await child.gone(limit_s):
             child.kill()
             await child.gone(limit_s)
 
     def health(self) -> Health:
         """Whether a request would be answered: loaded, alive and still going round its loop."""
-        if self._state is not State.READY:
-            return Health(False, f"{self._state}: {self._reason}", alive=self._state is not State.FAILED)
+        if self._state is not EngineState.READY:
+            return Health(
+                False, f"{self._state}: {self._reason}", alive=self._state is not EngineState.FAILED
+            )
         silent = time.monotonic() - self._heard_at
         limit = self._rules.idle_hang_s
         if self._busy:
@@ -223,7 +225,7 @@ class AsyncEngine:
         ids = list(stream.usage)
         if len(ids) != len(requests) or any(request_id in self._streams for request_id in ids):
             raise ValueError("a request id is already in use: give each request its own")
-        reply = self._call(lambda call: wire.Submit(call, tuple(requests)), ids)
+        reply = self._call(lambda call: pipe_records.Submit(call, tuple(requests)), ids)
         self._streams.update(dict.fromkeys(ids, stream))
         try:
             await reply
@@ -242,20 +244,22 @@ class AsyncEngine:
         """End requests early. Their streams get their terminal delta. Ids that are not open are ignored."""
         known = tuple(request_id for request_id in ids if request_id in self._streams)
         if known and self._child:
-            self._child.send(wire.Abort(known))
+            self._child.send(pipe_records.Abort(known))
 
     async def flush_cache(self) -> FlushReport:
-        report: FlushReport = await self._call(lambda call: wire.Control(call, "flush"))
+        report: FlushReport = await self._call(lambda call: pipe_records.Control(call, "flush"))
         return report
 
     async def stats(self) -> EngineStats:
-        stats: EngineStats = await self._call(lambda call: wire.Control(call, "stats"))
+        stats: EngineStats = await self._call(lambda call: pipe_records.Control(call, "stats"))
         return stats
 
-    def _call(self, message: Callable[[int], wire.ToChild], ids: Sequence[str] = ()) -> asyncio.Future[Any]:
+    def _call(
+        self, message: Callable[[int], pipe_records.ToChild], ids: Sequence[str] = ()
+    ) -> asyncio.Future[Any]:
         """Send a message that is answered by a Reply. ids: the requests in it; they are forgotten if it is
         refused."""
-        if self._state is not State.READY or self._child is None:
+        if self._state is not EngineState.READY or self._child is None:
             raise EngineDead(f"the engine is {self._state}: {self._reason}")
         call = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
@@ -264,36 +268,36 @@ class AsyncEngine:
         return future
 
     def _spawn(self) -> None:
-        self._state, self._reason = State.LOADING, "the engine is loading"
+        self._state, self._reason = EngineState.LOADING, "the engine is loading"
         self._refused: HotprefixError | None = None
         self._child = EngineProcess(self._build, self._config, self._on_message, self._on_death)
 
-    def _on_message(self, child: EngineProcess, message: wire.FromChild) -> None:
+    def _on_message(self, child: EngineProcess, message: pipe_records.FromChild) -> None:
         if child is not self._child:
             return
         now = time.monotonic()
-        if isinstance(message, wire.Beat | wire.Deltas):
+        if isinstance(message, pipe_records.Beat | pipe_records.Deltas):
             if self._busy and message.busy:
                 self._longest_step = max(self._longest_step, now - self._heard_at)
             self._busy = message.busy
         self._heard_at = now
         match message:
-            case wire.Deltas():
+            case pipe_records.Deltas():
                 for delta in message.items:
                     self._deliver(delta)
-            case wire.Reply():
+            case pipe_records.Reply():
                 self._answer(message)
-            case wire.Loading():
+            case pipe_records.Loading():
                 self._on_progress(message.text)
-            case wire.Ready():
+            case pipe_records.Ready():
                 self._on_ready(message.info)
-            case wire.Failed():
+            case pipe_records.Failed():
                 self._refused = message.error
 
     def _on_ready(self, info: EngineInfo) -> None:
-        if self._state is not State.LOADING:  # it was stopped meanwhile
+        if self._state is not EngineState.LOADING:  # it was stopped meanwhile
             return
-        self._state, self._reason, self._info = State.READY, "ready", info
+        self._state, self._reason, self._info = EngineState.READY, "ready", info
         self._busy = False
         if self._loaded and not self._loaded.done():
             self._loaded.set_result(None)
@@ -312,7 +316,7 @@ class AsyncEngine:
 
     def _look_after(self) -> None:
         """A request failed: check the child, unless it is gone, stopped or being checked already."""
-        if self._probe is None and self._child is not None and self._state is State.READY:
+        if self._probe is None and self._child is not None and self._state is EngineState.READY:
             self._probe = asyncio.get_running_loop().create_task(self._check(self._child))
 
     async def _check(self, child: EngineProcess) -> None:
@@ -331,7 +335,7 @@ class AsyncEngine:
             log.error("the engine process fails every request: replacing it")
             child.kill()
 
-    def _answer(self, reply: wire.Reply) -> None:
+    def _answer(self, reply: pipe_records.Reply) -> None:
         future, ids = self._calls.pop(reply.call)
         if reply.error is not None:
             for request_id in ids:
@@ -354,19 +358,19 @@ class AsyncEngine:
         self._tell_all(ended)
         error = self._refused or ended
         if self._loaded and not self._loaded.done():
-            if self._state is not State.STOPPED:  # not if it was asked to end while loading
-                self._state, self._reason = State.FAILED, str(error)
+            if self._state is not EngineState.STOPPED:  # not if it was asked to end while loading
+                self._state, self._reason = EngineState.FAILED, str(error)
             self._loaded.set_exception(error)
-        if self._state in (State.STOPPED, State.FAILED):
+        if self._state in (EngineState.STOPPED, EngineState.FAILED):
             return
         log.error("%s", error)
         self._deaths += 1
         if self._deaths > self._rules.restarts:
-            self._state = State.FAILED
+            self._state = EngineState.FAILED
             self.failed.set()
             self._reason = f"the engine process died {self._deaths} times in a row; the last time: {error}"
             return
-        self._state, self._reason = State.RESTARTING, str(error)
+        self._state, self._reason = EngineState.RESTARTING, str(error)
         self._restart = asyncio.get_running_loop().create_task(self._respawn())
 
     def _tell_all(self, error: HotprefixError) -> None:

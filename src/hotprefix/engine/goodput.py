@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hotprefix.definitions import GROUPS, KnownPrefixes, Slo, is_hot
-from hotprefix.engine.live import Live
+from hotprefix.engine.live_request import LiveRequest
 from hotprefix.engine.messages import Fared, Outcomes
 from hotprefix.kernel.plan import Finish
 from hotprefix.kernel.request import Request, RequestId
@@ -52,7 +52,7 @@ class Goodput:
         """The kernel has refused the request."""
         self._groups[self._asked.pop(request).group].refused += 1
 
-    def ended(self, live: Live, finish: Finish, said: bytes, now: float) -> None:
+    def ended(self, live: LiveRequest, finish: Finish, said: bytes, now: float) -> None:
         """The request has ended. said: its outputs."""
         asked = self._asked.pop(live.message.id)
         self._answered(asked, said)

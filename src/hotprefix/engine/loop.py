@@ -19,8 +19,9 @@ from hotprefix.definitions import Slo
 from hotprefix.engine.executor import Executor, StepResult, Unsampled
 from hotprefix.engine.goodput import Goodput
 from hotprefix.engine.hostpool import HostPool
-from hotprefix.engine.links import link_totals
-from hotprefix.engine.live import Live, OutputText, output_limit
+from hotprefix.engine.l3_loop import Storage
+from hotprefix.engine.link_totals import link_totals
+from hotprefix.engine.live_request import LiveRequest, OutputText, output_limit
 from hotprefix.engine.messages import (
     Delta,
     EngineInfo,
@@ -33,7 +34,6 @@ from hotprefix.engine.messages import (
 from hotprefix.engine.observe import LINKS_S, Observer, Wall
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates
-from hotprefix.engine.storage import Storage
 from hotprefix.errors import InputError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import KernelConfig
@@ -98,7 +98,7 @@ class EngineLoop:
         self._clock = clock
         self._host = host
         self._storage = storage
-        self._live: dict[RequestId, Live] = {}
+        self._live: dict[RequestId, LiveRequest] = {}
         self._ended: list[Delta] = []
         self._generated = 0
         self._rates = Rates()
@@ -132,7 +132,7 @@ class EngineLoop:
         self._executor.start(message.id, message.prompt, params)
         now = self._clock()
         try:
-            live = Live(message, self._make_text(params), now)
+            live = LiveRequest(message, self._make_text(params), now)
             request = self._request(message, max_tokens)
             arrived = now if message.arrived is None else min(message.arrived, now)
             self._watch.tell("submitted", request, arrived, now)

@@ -15,7 +15,7 @@ from hotprefix.definitions import Slo
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Throughput
-from hotprefix.engine.stores.counters import StoreStats
+from hotprefix.engine.stores.store_counters import StoreStats
 from hotprefix.kernel.cache.frames import FrameCount
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy

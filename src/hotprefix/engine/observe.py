@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from hotprefix.engine.links import LinkTotal
+from hotprefix.engine.link_totals import LinkTotal
 from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
 from hotprefix.kernel.events import Event
 from hotprefix.kernel.kernel import Kernel

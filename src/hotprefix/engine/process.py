@@ -35,7 +35,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate
-from hotprefix.engine.wire import (
+from hotprefix.engine.pipe_records import (
     Abort,
     Beat,
     Deltas,

@@ -98,13 +98,13 @@ class TorchExecutor:
     def _update_table(self, chunk: Chunk) -> None:
         end = chunk.table_from + len(chunk.table)
         rows, columns = self._tables.shape
-        if chunk.slot >= rows or end > columns:
+        if chunk.row >= rows or end > columns:
             grown = np.zeros(
-                (max(rows, 2 * chunk.slot, chunk.slot + 1), columns if end <= columns else 2 * end), np.int32
+                (max(rows, 2 * chunk.row, chunk.row + 1), columns if end <= columns else 2 * end), np.int32
             )
             grown[:rows, :columns] = self._tables
             self._tables = grown
-        self._tables[chunk.slot, chunk.table_from : end] = chunk.table
+        self._tables[chunk.row, chunk.table_from : end] = chunk.table
 
     def _run(self, chunks: Sequence[Chunk], restore_s: float) -> StepResult:
         batch = self._batch(chunks)
@@ -130,12 +130,12 @@ class TorchExecutor:
         tokens = tk.view(b"".join(chunk.tokens for chunk in chunks))
         starts = np.array([chunk.start for chunk in chunks], dtype=np.int32)
         stops = np.array([chunk.stop for chunk in chunks], dtype=np.int32)
-        slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
+        batch_rows = np.array([chunk.row for chunk in chunks], dtype=np.int64)
         bounds = np.zeros(len(chunks) + 1, dtype=np.int32)
         lens = stops - starts
         np.cumsum(lens, out=bounds[1:])
         positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(starts - bounds[:-1], lens)
-        table = self._tables[slots, : -(-int(stops.max()) // page_size)]
+        table = self._tables[batch_rows, : -(-int(stops.max()) // page_size)]
         rows = np.repeat(np.arange(len(chunks)), lens)
         pages = table[rows, positions // page_size].astype(np.int64)
         self._check(tokens, positions, pages)

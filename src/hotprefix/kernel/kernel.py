@@ -19,7 +19,7 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.frames import FrameCount
 from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
-from hotprefix.kernel.cache.watch import TreeWatch
+from hotprefix.kernel.cache.tree_watch import TreeWatch
 from hotprefix.kernel.config import Capabilities, KernelConfig
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress, Queue, StepOutcome, StepPlan
@@ -30,7 +30,7 @@ from hotprefix.kernel.sched.planner import Planner
 from hotprefix.kernel.sched.prefetch import PrefetchCounters
 from hotprefix.kernel.sched.waiting import QueueReader
 from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import State, progress_of
+from hotprefix.kernel.state import SchedulerState, progress_of
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
@@ -83,7 +83,7 @@ class Kernel:
         """sink: receives the events. kinds: the kinds of events that it wants; None = all."""
         self.config = config
         self._emit = ev.Emitter(sink, kinds)
-        self._s = State(config, capabilities or Capabilities(), self._emit)
+        self._s = SchedulerState(config, capabilities or Capabilities(), self._emit)
         self._planner = Planner(self._s)
         self._committer = Committer(self._s)
         self._reader = QueueReader(self._s)
@@ -147,7 +147,7 @@ class Kernel:
         s = self._s
         new = s.queue.since(self._planned)
         left = len(s.queue) - new
-        return s.parked + left + (new if left else max(0, new - len(s.slots)))
+        return s.parked + left + (new if left else max(0, new - len(s.free_rows)))
 
     def abort(self, request: RequestId, now: float) -> Progress | None:
         """End a request and return its terminal notice. Returns None if the request is in the step in flight:
@@ -327,7 +327,7 @@ class Kernel:
             if not self.has_work and self._in_flight is None and s.host.tier.tree.protected_pages:
                 raise ProtocolError("idle, yet pages of L2 are protected")
         phases = s.running_count + len(s.queue) + s.parked
-        if phases != len(s.sequences) or len(s.slots) + s.running_count != self.config.max_running:
+        if phases != len(s.sequences) or len(s.free_rows) + s.running_count != self.config.max_running:
             raise ProtocolError(f"{phases} requests in phases, {len(s.sequences)} known")
         if s.flights is not None and s.flights.tracked != len(s.sequences):
             raise ProtocolError(f"{s.flights.tracked} ids in flights, {len(s.sequences)} known")

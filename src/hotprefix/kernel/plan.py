@@ -41,7 +41,7 @@ class Finish(StrEnum):
 class Chunk(NamedTuple):
     """Positions [start, start + n) of one request to compute in this step; n = len(tokens) / 4.
 
-    slot: the request's row in the batch, in [0, max_running), while it runs.
+    row: the request's row in the batch, in [0, max_running), while it runs.
     tokens: the tokens of these positions, int32 bytes.
     table_from: index of the first page that `table` tells. The pages before it are as in this row's earlier
     chunks; the first chunk after an admission has 0.
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
     """
 
     request: RequestId
-    slot: int
+    row: int
     start: int
     tokens: bytes
     table_from: int
@@ -124,7 +124,7 @@ class Admission:
     """A request that starts running in this step. cached: leading tokens taken from the cache."""
 
     request: RequestId
-    slot: int
+    row: int
     cached: int
 
 

@@ -81,7 +81,7 @@ class Sequence:
     asked: L2's count of publications when it joined a fetch; None if it never did.
 
     Scheduling:
-    slot: its row in the batch, -1 unless it runs.
+    row: its row in the batch, -1 unless it runs.
     place: grows from admission to admission; the running batch is in this order.
     held: the step since which it waits for pages that other requests' steps compute; None if it does not.
     shut: (match, rooms given back, reserve's share) when it last failed to fit. While all three are unchanged
@@ -95,11 +95,50 @@ class Sequence:
     """
 
     __slots__ = (
-        "aborted", "arrival", "asked", "cached", "computed", "computed_total", "dirty_from", "due",
-        "executed", "failures", "fetch", "fetch_decided", "handle", "held", "highest", "host", "last",
-        "length", "matched_at_enqueue", "memo", "outputs", "overtaken", "phase", "place", "private",
-        "recomputed", "request", "retractions", "said", "saved", "seen", "serial", "shared", "shut", "since",
-        "slot", "started", "storage", "suspect_until", "table", "taken", "target", "target_key", "usable",
+        "aborted",
+        "arrival",
+        "asked",
+        "cached",
+        "computed",
+        "computed_total",
+        "dirty_from",
+        "due",
+        "executed",
+        "failures",
+        "fetch",
+        "fetch_decided",
+        "handle",
+        "held",
+        "highest",
+        "host",
+        "last",
+        "length",
+        "matched_at_enqueue",
+        "memo",
+        "outputs",
+        "overtaken",
+        "phase",
+        "place",
+        "private",
+        "recomputed",
+        "request",
+        "retractions",
+        "row",
+        "said",
+        "saved",
+        "seen",
+        "serial",
+        "shared",
+        "shut",
+        "since",
+        "started",
+        "storage",
+        "suspect_until",
+        "table",
+        "taken",
+        "target",
+        "target_key",
+        "usable",
         "windows",
     )  # fmt: skip
 
@@ -118,7 +157,7 @@ class Sequence:
         self.table: list[int] = []
         self.shared = 0
         self.handle: Node | None = None
-        self.slot = -1
+        self.row = -1
         self.place = 0
         self.started = False
         self.private = False
@@ -227,7 +266,7 @@ class Sequence:
         self.table = []
         self.shared = 0
         self.handle = None
-        self.slot = -1
+        self.row = -1
         self.private = False
         self.dirty_from = 0
         self.memo = self.usable = self.shut = None

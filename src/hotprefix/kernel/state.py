@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 
 from hotprefix.kernel import events as ev
-from hotprefix.kernel.cache.expect import Expected
+from hotprefix.kernel.cache.expected_reuse import Expected
 from hotprefix.kernel.cache.node import Match, Node
 from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.cache.tier import Tier
@@ -30,7 +30,7 @@ from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.sources import Source, Taken
 
 
-class State:
+class SchedulerState:
     """See the module's rules.
 
     Settings:
@@ -53,7 +53,7 @@ class State:
     awake: running sequences that do not cruise, in the order of admission.
     cruise: running sequences about which nothing is to be decided for a while.
     suspects: the requests of failed steps that are not past the point of failure, by id.
-    slots: the free rows of the batch.
+    free_rows: the batch's rows that no request has.
     reserve: the share of outputs that an admission leaves room for.
 
     The cache:
@@ -85,7 +85,7 @@ class State:
         self.suspects: dict[RequestId, Sequence] = {}
         self.parked = 0
         self.sessions = SessionHolds(self.l1.tree, config.session_pages)
-        self.slots = list(range(config.max_running - 1, -1, -1))
+        self.free_rows = list(range(config.max_running - 1, -1, -1))
         self.reserve = Reserve(config.output_reserve)
         self.preempts = config.preemption and config.order is Order.PRIORITY
         exact = config.flight in (Flight.EXACT_FINISH, Flight.EXACT_PREFILL) and config.prefix_cache
@@ -174,7 +174,7 @@ class State:
         (None: it takes none)."""
         self.queue.admitted(seq)
         seq.phase = Phase.RUNNING
-        seq.slot = self.slots.pop()
+        seq.row = self.free_rows.pop()
         self.tables.open(seq)
         if match is not None:
             self.take_over(seq, match)
@@ -262,7 +262,7 @@ class State:
             if self.tiers is not None:
                 self.tiers.leaves(seq)
         self.tables.release(seq)
-        self.slots.append(seq.slot)
+        self.free_rows.append(seq.row)
         self._running.remove(seq)
 
     def publish(self, seq: Sequence, tokens: int) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 from hotprefix.definitions import Slo, buckets_of
-from hotprefix.lab.metrics import Rows, last_moment, offered_span, only, request_metrics, request_rows
-from hotprefix.lab.sections import Run
+from hotprefix.lab.paired_sections import Run
+from hotprefix.lab.replay_metrics import Rows, last_moment, offered_span, only, request_metrics, request_rows
 
 COLUMNS: Final = {"heat": "heat", "queue depth": "queue_depth", "prompt tokens": "input_tokens"}
 FIGURES: Final = (

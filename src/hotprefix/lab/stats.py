@@ -1,7 +1,7 @@
 """How sure a difference is. Owns: `Comparison`, its interval, and the comparison of two arms.
 
 Rules (docs/decisions/0012-verdicts.md, 0018-intervals.md):
-1. The unit of the sample is never a request but a *section* (lab.sections): a run of whole sessions or
+1. The unit of the sample is never a request but a *section* (lab.paired_sections): a run of whole sessions or
    arrival windows of one seed; or a whole seed, if there are SECTIONS seeds or more. Arm and baseline are
    paired: the same sessions of the same seed, section by section.
 2. The point estimate is the mean over seeds of each whole replay's figure; `lab.interval` says how far off it
@@ -24,8 +24,8 @@ from hotprefix.errors import InputError
 from hotprefix.lab.basis import not_measured
 from hotprefix.lab.interval import Interval, Paired, difference, fewest, ratio
 from hotprefix.lab.metric_names import METRICS, Metric
-from hotprefix.lab.metrics import beyond_horizon
-from hotprefix.lab.sections import Pair, Run, figures, section_figures
+from hotprefix.lab.paired_sections import Pair, Run, figures, section_figures
+from hotprefix.lab.replay_metrics import beyond_horizon
 
 SECTIONS: Final = 8
 _UNEVEN: Final = 0.01  # finished shares that differ by less differ by a request or two at the replay's end

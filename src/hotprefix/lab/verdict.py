@@ -40,7 +40,7 @@ class Outcome(StrEnum):
     AS_EXPECTED = "as_expected"
 
 
-class State(StrEnum):
+class ClaimState(StrEnum):
     HOLDS = "holds"
     FAILS = "fails"
     OPEN = "open"
@@ -64,7 +64,7 @@ class Finding:
 
     want: str
     tolerance: Tolerance
-    state: State
+    state: ClaimState
     base: float | None
     arm: float | None
     value: float | None
@@ -123,7 +123,7 @@ def decide(
     else:
         outcome, reason = rule(hypothesis, found)
     seeds = max((comparisons[f.tolerance.metric].seeds for f in found), default=0)
-    blind = any(f.state is State.NOT_MEASURED for f in found)
+    blind = any(f.state is ClaimState.NOT_MEASURED for f in found)
     settled = outcome is not Outcome.INCONCLUSIVE or bool(missing) or blind
     return Verdict(hypothesis, outcome, reason, found, level, seeds, settled)
 
@@ -163,26 +163,26 @@ def _check(want: str, tolerance: Tolerance, found: Comparison, level: float) -> 
 def _state(
     want: str, tolerance: Tolerance, found: Comparison, value: float | None, interval: Interval | None,
     level: float,
-) -> tuple[State, str]:  # fmt: skip
+) -> tuple[ClaimState, str]:  # fmt: skip
     """(state, reason): whether what is wanted holds."""
     name = tolerance.metric
     if found.not_measured:
-        return State.NOT_MEASURED, f"{name}: not measured, {found.not_measured}"
+        return ClaimState.NOT_MEASURED, f"{name}: not measured, {found.not_measured}"
     if found.beyond in ("arm", "base"):
         return _state_beyond(want, found)
     if not found.beyond and (found.base is None or found.arm is None):
-        return State.NOT_MEASURED, f"{name}: not measured, a run has no such figure"
+        return ClaimState.NOT_MEASURED, f"{name}: not measured, a run has no such figure"
     if interval is None or value is None:
-        return State.OPEN, f"{name}: no interval ({found.why_none(level)})"
+        return ClaimState.OPEN, f"{name}: no interval ({found.why_none(level)})"
     if len(found.sections) < fewest(level):
-        return State.OPEN, (
+        return ClaimState.OPEN, (
             f"{name}: {len(found.sections)} sections decide nothing at {level * 100:.4g} %, "
             f"{fewest(level)} may"
         )
     return compared(want, tolerance, value, interval)
 
 
-def compared(want: str, tolerance: Tolerance, value: float, interval: Interval) -> tuple[State, str]:
+def compared(want: str, tolerance: Tolerance, value: float, interval: Interval) -> tuple[ClaimState, str]:
     """(state, reason): what an interval says of what is wanted."""
     name = tolerance.metric
     # Gains are counted upwards, whichever way the metric is better.
@@ -192,42 +192,44 @@ def compared(want: str, tolerance: Tolerance, value: float, interval: Interval) 
     amount = tolerance.amount
     if want == "equal":
         if -amount <= low and high <= amount:
-            return State.HOLDS, f"{name}: within the tolerance"
+            return ClaimState.HOLDS, f"{name}: within the tolerance"
         outside = low > amount or high < -amount
-        return (State.FAILS if outside else State.OPEN), f"{name}: {'changes' if outside else 'may change'}"
+        return (
+            ClaimState.FAILS if outside else ClaimState.OPEN
+        ), f"{name}: {'changes' if outside else 'may change'}"
     if want == "not_worse":
         if low >= -amount:
-            return State.HOLDS, f"{name}: not worse than tolerated"
+            return ClaimState.HOLDS, f"{name}: not worse than tolerated"
         worse = high < -amount
         return (
-            State.FAILS if worse else State.OPEN
+            ClaimState.FAILS if worse else ClaimState.OPEN
         ), f"{name}: {'' if worse else 'may be '}worse than tolerated"
     verb = "fall" if METRICS[name].better == "lower" else "rise"
     if low > 0 and gain >= amount:
-        return State.HOLDS, f"{name}: {verb}s"
+        return ClaimState.HOLDS, f"{name}: {verb}s"
     if high < amount or high <= 0:
-        return State.FAILS, f"{name}: does not {verb}{' by what matters' if low > 0 else ''}"
-    return State.OPEN, f"{name}: may or may not {verb}{' by what matters' if low > 0 else ''}"
+        return ClaimState.FAILS, f"{name}: does not {verb}{' by what matters' if low > 0 else ''}"
+    return ClaimState.OPEN, f"{name}: may or may not {verb}{' by what matters' if low > 0 else ''}"
 
 
-def _state_beyond(want: str, found: Comparison) -> tuple[State, str]:
+def _state_beyond(want: str, found: Comparison) -> tuple[ClaimState, str]:
     """The state if one of the two figures lies beyond the replay's end, which is worse than any figure."""
     name, worse = found.metric, found.beyond == "arm"
     if want == "equal":
-        return State.FAILS, f"{name}: beyond the replay's end in one of the two only"
+        return ClaimState.FAILS, f"{name}: beyond the replay's end in one of the two only"
     text = f"{name}: beyond the replay's end in the {'arm' if worse else 'baseline'} only"
-    return (State.FAILS if worse else State.HOLDS), text
+    return (ClaimState.FAILS if worse else ClaimState.HOLDS), text
 
 
-def _even(want: str, found: Comparison, state: State, text: str) -> tuple[State, str]:
+def _even(want: str, found: Comparison, state: ClaimState, text: str) -> tuple[ClaimState, str]:
     """What was found, or open if it speaks for the side that finished fewer requests."""
-    speaks_for = {State.HOLDS: "arm", State.FAILS: "base"}.get(state)
+    speaks_for = {ClaimState.HOLDS: "arm", ClaimState.FAILS: "base"}.get(state)
     if not found.flattered or not found.finished or speaks_for is None:
         return state, text
     if want != "equal" and found.flattered != speaks_for:
         return state, text
     base, arm = (f"{share * 100:.1f} %" for share in found.finished)
-    return State.OPEN, (
+    return ClaimState.OPEN, (
         f"{text}, but the arm finished {arm} of its requests, the baseline {base}, and this figure does not "
         "count the others in full"
     )
@@ -237,24 +239,24 @@ def _of(found: Sequence[Finding], *wants: str) -> list[Finding]:
     return [f for f in found if f.want in wants]
 
 
-def _in(found: Sequence[Finding], *states: State) -> str:
+def _in(found: Sequence[Finding], *states: ClaimState) -> str:
     """The texts of the findings in these states; empty if there are none."""
     return "; ".join(f.text for f in found if f.state in states)
 
 
 def _every(found: Sequence[Finding]) -> tuple[Outcome, str]:
     """The outcome of a claim all of whose checks must hold; one that fails refutes it."""
-    if failed := _in(found, State.FAILS):
+    if failed := _in(found, ClaimState.FAILS):
         return Outcome.REFUTED, failed
-    if left := _in(found, State.OPEN, State.NOT_MEASURED):
+    if left := _in(found, ClaimState.OPEN, ClaimState.NOT_MEASURED):
         return Outcome.INCONCLUSIVE, left
-    return Outcome.SUPPORTED, _in(found, State.HOLDS)
+    return Outcome.SUPPORTED, _in(found, ClaimState.HOLDS)
 
 
 def _harm(found: Sequence[Finding]) -> tuple[Outcome, str]:
     outcome, reason = _every(found)
-    gained = _in(_of(found, "improves"), State.HOLDS)
-    if gained and _in(_of(found, "not_worse"), State.FAILS):
+    gained = _in(_of(found, "improves"), ClaimState.HOLDS)
+    if gained and _in(_of(found, "not_worse"), ClaimState.FAILS):
         reason = f"{gained}, but {reason}"
     return outcome, reason
 
@@ -264,13 +266,13 @@ def _service(found: Sequence[Finding]) -> tuple[Outcome, str]:
     if outcome is Outcome.REFUTED:
         return outcome, reason
     reaches = _of(found, "reaches")
-    if all(f.state is State.FAILS for f in reaches):
-        return Outcome.REFUTED, f"the gain does not reach service: {_in(reaches, State.FAILS)}"
+    if all(f.state is ClaimState.FAILS for f in reaches):
+        return Outcome.REFUTED, f"the gain does not reach service: {_in(reaches, ClaimState.FAILS)}"
     if outcome is Outcome.INCONCLUSIVE:
         return outcome, reason
-    if held := _in(reaches, State.HOLDS):
+    if held := _in(reaches, ClaimState.HOLDS):
         return Outcome.SUPPORTED, f"{reason}; {held}"
-    left = _in(reaches, State.OPEN, State.NOT_MEASURED)
+    left = _in(reaches, ClaimState.OPEN, ClaimState.NOT_MEASURED)
     return Outcome.INCONCLUSIVE, f"whether the gain reaches service is open: {left}"
 
 

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from hotprefix.lab.figures import Figures, Floats, columns, mean, most, percentiles, ratio
 from hotprefix.lab.metric_names import LINKS
+from hotprefix.lab.table_math import Figures, Floats, columns, mean, most, percentiles, ratio
 
 _COLUMNS: Final = (
     "instance", "start_s", "seconds", "prefill_s", "decode_s", "scheduler_s", "cached_tokens",

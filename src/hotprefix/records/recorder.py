@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotprefix import __version__
-from hotprefix.engine.links import LinkTotal
+from hotprefix.engine.link_totals import LinkTotal
 from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
 from hotprefix.kernel.events import Event, Finished, Rejected
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Progress
 from hotprefix.kernel.request import Request
 from hotprefix.kernel.tokens import TOKEN_BYTES
+from hotprefix.records.event_log import EventLog
 from hotprefix.records.fingerprint import Fingerprinter
 from hotprefix.records.heat import MAX_PAGES, Heat
 from hotprefix.records.kvevents import KVPublisher, PageEvents
-from hotprefix.records.log import EventLog
 from hotprefix.records.schema import Header, Link, Record, RequestInfo, end
 
 if TYPE_CHECKING:

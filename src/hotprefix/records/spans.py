@@ -7,7 +7,7 @@ Rules:
    errors. What was not measured is left out.
 3. On the loop's thread a request is noted while it runs, and its spans are made when it has ended. They are
    sent on the SDK's thread, which drops what is too much.
-4. This module imports the extra `otel`, so `records.open` imports it only if spans are asked for.
+4. This module imports the extra `otel`, so `records.open_recorder` imports it only if spans are asked for.
 """
 
 from __future__ import annotations

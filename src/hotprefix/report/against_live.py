@@ -18,7 +18,7 @@ from rich.table import Table
 
 from hotprefix.lab.live.against import STANDARD_ERRORS, Believed
 from hotprefix.lab.live.compare import METHOD, Level
-from hotprefix.report.text import DASH, seconds
+from hotprefix.report.figure_text import DASH, seconds
 
 TITLE = "The simulator against the engine"
 DECISIONS = (

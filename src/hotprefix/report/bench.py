@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hotprefix.bench.summary import ArmResult, Figure, GroupResult, Setup, Summary, WorkloadResult
+from hotprefix.bench.bench_summary import ArmResult, Figure, GroupResult, Setup, Summary, WorkloadResult
+from hotprefix.report.figure_text import Cell, change, factor, seconds, spread, whole
 from hotprefix.report.svg import Bar, bar_panel, extent
-from hotprefix.report.text import Cell, change, factor, seconds, spread, whole
 
 _MAX_ARMS_PER_PANEL_OF_GROUPS = 3
 _TONES = {None: "a", "none": "a", "exact-finish": "b", "exact-prefill": "c", "coalesced": "d"}

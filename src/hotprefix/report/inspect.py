@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hotprefix.errors import InputError
+from hotprefix.records.log_summary import QUANTILES, Group, Summary, summarize
 from hotprefix.records.parts import parts_of
-from hotprefix.records.sketch import Sketch
-from hotprefix.records.summary import QUANTILES, Group, Summary, summarize
+from hotprefix.records.percentiles import Sketch
 from hotprefix.report.inspect_page import render
 from hotprefix.report.inspect_rows import RowFile
 

@@ -14,10 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hotprefix.records.derive import RequestRow
-from hotprefix.records.summary import LONG_WINDOW_S, QUANTILES, WINDOW_S, Group, Summary
+from hotprefix.records.log_summary import LONG_WINDOW_S, QUANTILES, WINDOW_S, Group, Summary
+from hotprefix.report.figure_text import DASH, seconds, whole
 from hotprefix.report.inspect_charts import chain, lines
 from hotprefix.report.svg import Bar, bar_panel, extent
-from hotprefix.report.text import DASH, seconds, whole
 
 _TIMES = (("ttft_s", "Time to first token"), ("queue_s", "Queue wait"), ("total_s", "Enqueue to end"),
           ("requeue_s", "Waits after retractions"))  # fmt: skip

@@ -22,7 +22,7 @@ from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError, answer, response_of
 from hotprefix.server.generation import Engine
 from hotprefix.server.guard import Guard
-from hotprefix.server.live import Live
+from hotprefix.server.live_page import LivePage
 from hotprefix.server.service import Service
 from hotprefix.server.text import Text
 
@@ -54,7 +54,7 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
     """The ASGI application over an engine. `app.state.service` is its `Service`; if the tokenizer is loaded
     later, set the service's `text` then."""
     service = Service(engine, config, text)
-    admin, live = Admin(service), Live(service)
+    admin, live = Admin(service), LivePage(service)
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.completion, methods=["POST"]),

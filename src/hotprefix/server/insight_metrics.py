@@ -13,10 +13,10 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hotprefix.engine.links import link_totals
+from hotprefix.engine.link_totals import link_totals
 from hotprefix.engine.messages import Fared, Insight
 from hotprefix.engine.stores.breaker import BreakerState
-from hotprefix.engine.stores.counters import LinkStats, StoreStats
+from hotprefix.engine.stores.store_counters import LinkStats, StoreStats
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.plan import Hindrance, Queue
 from hotprefix.kernel.sched.estimates import Predictions

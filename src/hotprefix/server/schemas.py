@@ -213,7 +213,7 @@ class ToolCall(Body):
 class Message(Body):
     """One message of a conversation. Fields that answers and client libraries add are accepted: those that
     say something to the model stand here, the others are `harmless`. What a message must have is checked when
-    it is rendered (`engine.text.messages`)."""
+    it is rendered (`engine.text.chat_messages`)."""
 
     harmless = frozenset(
         {

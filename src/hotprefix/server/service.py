@@ -22,6 +22,7 @@ from hotprefix.server.bodies import check
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
 from hotprefix.server.generation import Engine, GenerationResponse
+from hotprefix.server.grammar_queue import Turns
 from hotprefix.server.guard import ARRIVED, TENANT, Gate, salt
 from hotprefix.server.intake import Intake
 from hotprefix.server.metrics import Metrics
@@ -29,7 +30,6 @@ from hotprefix.server.presence import while_there
 from hotprefix.server.sampling import check_length, requests_for, sampling_params, structured_output
 from hotprefix.server.schemas import Chat, Completion, Generation
 from hotprefix.server.text import Text
-from hotprefix.server.turns import Turns
 
 DETAILS_HEADER = "x-cached-tokens-details"
 

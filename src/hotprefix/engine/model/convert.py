@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hotprefix.engine.model import store
+from hotprefix.engine.model import user_cache
 from hotprefix.engine.model.config import ModelConfig
 from hotprefix.engine.model.gguf_config import from_gguf
 from hotprefix.engine.model.gguf_weights import GgufBlocks, GgufWeights
@@ -63,10 +63,10 @@ def load_gguf(
                 "cannot cache the converted model in %s (%s): loading without it", target.parent, error
             )
             blocks = GgufBlocks(files, source.places())
-            content = store.digest([store.file_sha256(file) for file in files])
+            content = user_cache.digest([user_cache.file_sha256(file) for file in files])
             return Loaded(source.config, source, content, blocks)
     weights = SafetensorsWeights([target])
-    blocks = GgufBlocks(files, (store.read_json(record) or {}).get("blocks", {}))
+    blocks = GgufBlocks(files, (user_cache.read_json(record) or {}).get("blocks", {}))
     return Loaded(from_gguf(metadata, weights), weights, content, blocks)
 
 
@@ -74,15 +74,15 @@ def _record(path: Path, cache_dir: Path | None, dtype: torch.dtype) -> Path:
     """Where the record of a file is. Its name follows from the file's path, not from its content, so the
     conversion of a changed file replaces the old one."""
     folder = (cache_dir or default_cache_dir()) / "models"
-    return folder / f"{store.digest(_NAMES, str(path.resolve()), str(dtype))[:32]}.json"
+    return folder / f"{user_cache.digest(_NAMES, str(path.resolve()), str(dtype))[:32]}.json"
 
 
 def _valid_content(files: Sequence[Path], record: Path, target: Path) -> str | None:
-    known = store.read_json(record)
+    known = user_cache.read_json(record)
     if known is None or known.get("identity") != _identity(files):
         return None
     try:
-        content = store.file_sha256(target)
+        content = user_cache.file_sha256(target)
     except OSError:
         return None
     return content if content == known.get("sha256") else None
@@ -91,7 +91,7 @@ def _valid_content(files: Sequence[Path], record: Path, target: Path) -> str | N
 def _identity(files: Sequence[Path]) -> list[Any]:
     """Everything, except the dtype, that decides which numbers a conversion gives: the files and the
     format."""
-    return [_FORMAT, *(store.identity(file) for file in files)]
+    return [_FORMAT, *(user_cache.identity(file) for file in files)]
 
 
 def _convert(
@@ -113,9 +113,9 @@ def _convert(
             progress("converting", done / len(shapes))
         return source.get(name)
 
-    with store.atomic_write(target) as out:
+    with user_cache.atomic_write(target) as out:
         write_safetensors(out, shapes, dtype, get)
-    content = store.file_sha256(target)
+    content = user_cache.file_sha256(target)
     kept = {"identity": _identity(files), "sha256": content, "blocks": source.places()}
-    store.write_json(record, kept)
+    user_cache.write_json(record, kept)
     return content

@@ -12,7 +12,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from hotprefix.engine.model.config import ModelConfig, RopeConfig, yarn_attention_factor
-from hotprefix.engine.model.fields import Fields, shown
+from hotprefix.engine.model.strict_fields import Fields, shown
 from hotprefix.errors import ModelLoadError
 
 GGUF_FAMILIES = ("llama", "qwen2", "qwen3", "smollm3")

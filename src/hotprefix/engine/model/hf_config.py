@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotprefix.engine.model.config import ModelConfig
-from hotprefix.engine.model.fields import Fields, shown
 from hotprefix.engine.model.hf_rope import read_rope
+from hotprefix.engine.model.strict_fields import Fields, shown
 from hotprefix.errors import ModelLoadError
 
 

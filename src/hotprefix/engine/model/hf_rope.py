@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotprefix.engine.model.config import RopeConfig, yarn_attention_factor
-from hotprefix.engine.model.fields import Fields, shown
+from hotprefix.engine.model.strict_fields import Fields, shown
 from hotprefix.errors import ModelLoadError
 
 _HARMLESS = frozenset({"type", "rope_type", "rope_theta", "finetuned"})

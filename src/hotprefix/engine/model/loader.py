@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hotprefix.engine.model import store
+from hotprefix.engine.model import user_cache
 from hotprefix.engine.model.convert import Loaded, Progress, load_gguf
 from hotprefix.engine.model.files import ModelFiles
 from hotprefix.engine.model.forward import Decoder
@@ -26,8 +26,8 @@ from hotprefix.engine.model.quantised import QuantisedWeights, read_scheme
 from hotprefix.engine.model.safetensors_weights import SafetensorsWeights, directory_files
 from hotprefix.engine.model.torch_ops import TorchOps
 from hotprefix.engine.model.weights import BlockSource
-from hotprefix.engine.native import build
-from hotprefix.engine.native.ops import NativeOps
+from hotprefix.engine.native import compile_c
+from hotprefix.engine.native.native_ops import NativeOps
 from hotprefix.errors import ConfigError, ModelLoadError
 from hotprefix.userdir import default_cache_dir
 
@@ -89,7 +89,7 @@ def load_model(
     if progress is not None:
         progress("loading", 1.0)
     log.info("loaded %s as %s on %s in %.1f s", files.name, kind, place, time.monotonic() - started)
-    fingerprint = store.digest(loaded.content, dataclasses.asdict(loaded.config), str(kind))
+    fingerprint = user_cache.digest(loaded.content, dataclasses.asdict(loaded.config), str(kind))
     return LoadedModel(decoder, fingerprint)
 
 
@@ -121,7 +121,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def choose_ops(device: torch.device) -> Ops:
     """Native kernels on a CPU if they can be built, else torch."""
-    library = build.load() if device.type == "cpu" else None
+    library = compile_c.load() if device.type == "cpu" else None
     return TorchOps() if library is None else NativeOps(library)
 
 
@@ -157,7 +157,7 @@ def _load_directory(path: Path, cache_dir: Path) -> Loaded:
     content, weights = _content(files, cache_dir), SafetensorsWeights(files)
     if scheme is None:
         return Loaded(config, weights, content)
-    content = store.digest(content, dataclasses.asdict(scheme))
+    content = user_cache.digest(content, dataclasses.asdict(scheme))
     return Loaded(config, QuantisedWeights(weights, scheme), content)
 
 
@@ -171,14 +171,16 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _content(files: list[Path], cache_dir: Path) -> str:
-    identities = [store.identity(file) for file in files]
-    record = cache_dir / "models" / f"{store.digest([str(f.resolve()) for f in files])[:32]}.content.json"
-    known = store.read_json(record)
+    identities = [user_cache.identity(file) for file in files]
+    record = (
+        cache_dir / "models" / f"{user_cache.digest([str(f.resolve()) for f in files])[:32]}.content.json"
+    )
+    known = user_cache.read_json(record)
     if known is not None and known.get("identity") == identities:
         return str(known["sha256"])
-    content = store.digest([store.file_sha256(file) for file in files])
+    content = user_cache.digest([user_cache.file_sha256(file) for file in files])
     try:
-        store.write_json(record, {"identity": identities, "sha256": content})
+        user_cache.write_json(record, {"identity": identities, "sha256": content})
     except OSError as error:
         log.warning("cannot keep the weights' digest in %s: %s", record.parent, error)
     return content

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotprefix.engine.model.fields import Fields, shown
 from hotprefix.engine.model.safetensors_weights import FLOATS, SafetensorsWeights
+from hotprefix.engine.model.strict_fields import Fields, shown
 from hotprefix.errors import ModelLoadError
 
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized")

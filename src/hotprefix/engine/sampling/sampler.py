@@ -22,10 +22,10 @@ import torch
 
 from hotprefix.engine.executor import Sampled, Unsampled
 from hotprefix.engine.params import SamplingParams
-from hotprefix.engine.sampling.draw import Row, draw, uniform
-from hotprefix.engine.sampling.logprobs import token_logprob
-from hotprefix.engine.sampling.state import RequestState
+from hotprefix.engine.sampling.draw_token import Row, draw, uniform
+from hotprefix.engine.sampling.sampling_state import RequestState
 from hotprefix.engine.sampling.structured import Compiler
+from hotprefix.engine.sampling.token_logprobs import token_logprob
 from hotprefix.errors import HotprefixError, InputError, ProtocolError
 from hotprefix.kernel.request import RequestId
 

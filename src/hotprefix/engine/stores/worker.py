@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hotprefix.engine.stores.base import Store
-from hotprefix.engine.stores.config import WorkerConfig
-from hotprefix.engine.stores.counters import COMPLETE, StoreStats
 from hotprefix.engine.stores.errors import Reason
 from hotprefix.engine.stores.fetches import Fetched, FetchId
 from hotprefix.engine.stores.jobs import Discard, Put, Touch
-from hotprefix.engine.stores.reader import Reader
+from hotprefix.engine.stores.read_threads import Reader
+from hotprefix.engine.stores.store_counters import COMPLETE, StoreStats
+from hotprefix.engine.stores.worker_config import WorkerConfig
 from hotprefix.engine.stores.writer import Writer
 
 log = logging.getLogger(__name__)

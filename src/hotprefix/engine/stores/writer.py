@@ -19,12 +19,12 @@ from collections.abc import Callable
 
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.breaker import Breaker, BreakerState
-from hotprefix.engine.stores.config import WorkerConfig
-from hotprefix.engine.stores.counters import LinkCounters
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason, StoreError
 from hotprefix.engine.stores.frame import checked, pack
 from hotprefix.engine.stores.jobs import Job, JobQueue, Put, Touch
-from hotprefix.engine.stores.reader import as_store_error
+from hotprefix.engine.stores.read_threads import as_store_error
+from hotprefix.engine.stores.store_counters import LinkCounters
+from hotprefix.engine.stores.worker_config import WorkerConfig
 
 
 class Writer:

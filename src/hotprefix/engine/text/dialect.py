@@ -20,8 +20,8 @@ from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from hotprefix.engine.text.chat_messages import Absent
 from hotprefix.engine.text.json_text import to_json
-from hotprefix.engine.text.messages import Absent
 from hotprefix.engine.text.origin import Origin, Traced, between, formatted, joined, traced
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hotprefix.engine.text.call_ids import LENGTH, short_id
-from hotprefix.engine.text.messages import Absent, normalise
+from hotprefix.engine.text.chat_messages import Absent, normalise
 from hotprefix.engine.text.tool_prompt import inlined
 
 Message = dict[str, Any]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hotprefix.engine.text.messages import Absent, Arguments
+from hotprefix.engine.text.chat_messages import Absent, Arguments
 from hotprefix.engine.text.origin import Traced, between, joined, runs_of, traced
 
 

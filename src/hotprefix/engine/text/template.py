@@ -22,9 +22,9 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
+from hotprefix.engine.text.chat_messages import normalise
 from hotprefix.engine.text.dialect import Environment
 from hotprefix.engine.text.history import TRIAL_TOOLS, Adapter
-from hotprefix.engine.text.messages import normalise
 from hotprefix.engine.text.origin import Origin, runs_of, traced
 from hotprefix.engine.text.tokenizer import Special, Tokenizer
 from hotprefix.errors import InputError, ModelLoadError

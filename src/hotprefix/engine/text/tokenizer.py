@@ -16,7 +16,7 @@ from typing import Literal
 
 from hotprefix.engine.text.continuation import Continuation
 from hotprefix.engine.text.source import AddedToken, TokenizerSource, from_directory, from_gguf
-from hotprefix.engine.text.turns import with_turn_ends
+from hotprefix.engine.text.turn_ends import with_turn_ends
 from hotprefix.errors import InputError, ModelLoadError
 
 Special = Literal["none", "markup", "template"]

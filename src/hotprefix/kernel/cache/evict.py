@@ -7,7 +7,7 @@ Rules:
    key.
 3. If a key shrinks (an expected use has been answered or has lapsed), the code that shrinks it calls `push`
    again. The leaf's older entry is void, and is dropped when it reaches the top.
-4. Time is never part of a key: see expect.py.
+4. Time is never part of a key: see expected_reuse.py.
 
 Example (LRU): leaf a is queued under (5,), leaf b under (7,). A touch at tick 9 makes a's key (9,). `pop`
 takes a's entry (5,), queues a again under (9,), and returns b.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from hotprefix.kernel.cache.expect import Expected
+from hotprefix.kernel.cache.expected_reuse import Expected
 from hotprefix.kernel.config import Eviction
 
 SortKey = tuple[float, ...]

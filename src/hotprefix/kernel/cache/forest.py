@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.node import Node, Seam
-from hotprefix.kernel.cache.watch import TreeWatch
+from hotprefix.kernel.cache.tree_watch import TreeWatch
 from hotprefix.kernel.request import Namespace
 
 MERGE_FROM = 8

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hotprefix.errors import ProtocolError
-from hotprefix.kernel.cache.expect import Expected
+from hotprefix.kernel.cache.expected_reuse import Expected
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
 

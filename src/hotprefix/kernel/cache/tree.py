@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.evict import EvictionHeap, Policy
-from hotprefix.kernel.cache.expect import Expected, Lapsing
+from hotprefix.kernel.cache.expected_reuse import Expected, Lapsing
 from hotprefix.kernel.cache.forest import Forest
 from hotprefix.kernel.cache.node import Match, Node, match_at, walk
-from hotprefix.kernel.cache.watch import TreeWatch
+from hotprefix.kernel.cache.tree_watch import TreeWatch
 from hotprefix.kernel.request import Namespace
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
@@ -148,7 +148,7 @@ class PrefixTree:
             self._lapsing.expect(handle, expected)
 
     def lapse(self, now: float) -> None:
-        """Forget the expected uses that have lapsed by `now` (expect.py)."""
+        """Forget the expected uses that have lapsed by `now` (expected_reuse.py)."""
         for node in self._lapsing.lapse(now):
             self._forest.note(node)
             if node.evictable:

@@ -24,7 +24,7 @@ from hotprefix.kernel.config import Order
 from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.order import CACHE_AWARE, Candidate, arranged
 from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import State
+from hotprefix.kernel.state import SchedulerState
 
 
 # What came of trying one waiting request. ADMITTED: it runs now. PAUSED: it waits for pages that are on their
@@ -38,7 +38,7 @@ class Verdict(Enum):
 class Admission:
     """Decides over one state. peek: the caller only reads, so look-ups remember nothing."""
 
-    def __init__(self, state: State, *, peek: bool = False) -> None:
+    def __init__(self, state: SchedulerState, *, peek: bool = False) -> None:
         self._s = state
         self._lookup = state.tables.peek if peek else state.tables.lookup
         self._owed_at = (-1, -1, 0.0)
@@ -221,8 +221,8 @@ class Admission:
         lower = [q for q in s.running if q.request.priority > head.request.priority]
         if not lower or not self._fits_without(head, lower):
             return retracted
-        while lower and not (s.slots and self.fits(head, self.protected_pages(head))):
-            if s.slots and s.sessions.drop_oldest():
+        while lower and not (s.free_rows and self.fits(head, self.protected_pages(head))):
+            if s.free_rows and s.sessions.drop_oldest():
                 continue
             chosen = max(lower, key=lambda q: (q.request.priority, -q.computed, q.serial))
             lower.remove(chosen)

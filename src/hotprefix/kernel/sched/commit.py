@@ -19,7 +19,7 @@ from hotprefix.kernel.sched.estimates import Estimates
 from hotprefix.kernel.sched.publish import publishable
 from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.sources import used
-from hotprefix.kernel.state import State, progress_of
+from hotprefix.kernel.state import SchedulerState, progress_of
 
 MIN_PREFILL = 64
 PREFILL_SHARE = 0.9
@@ -28,7 +28,7 @@ PREFILL_SHARE = 0.9
 class Committer:
     """Applies step outcomes to one state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._s = state
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, every: bool) -> tuple[Progress, ...]:

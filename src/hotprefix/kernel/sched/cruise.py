@@ -35,19 +35,19 @@ from hotprefix.kernel.sequence import Sequence
 class Lane:
     """One member's place in the cruise. It never changes while the sequence is a member.
 
-    seq: the member. place, request, slot: copied from it.
+    seq: the member. place, request, row: copied from it.
     offset: the positions that it has computed less the clock.
     end: the clock at which it has its last output.
     pages: how many its table has.
     """
 
-    __slots__ = ("end", "offset", "pages", "place", "request", "seq", "slot")
+    __slots__ = ("end", "offset", "pages", "place", "request", "row", "seq")
 
     def __init__(self, seq: Sequence, clock: int) -> None:
         self.seq = seq
         self.place = seq.place
         self.request = seq.request.id
-        self.slot = seq.slot
+        self.row = seq.row
         self.offset = seq.computed - clock
         self.end = clock + seq.outputs_left
         self.pages = len(seq.table)
@@ -192,7 +192,7 @@ class Cruise:
         else:
             tokens = [self._token(lane, lane.offset + clock) for lane in lanes]
         decodes = [
-            (at.place, Chunk(at.request, at.slot, at.offset + clock, token, at.pages, (), True, False))
+            (at.place, Chunk(at.request, at.row, at.offset + clock, token, at.pages, (), True, False))
             for at, token in zip(lanes, tokens, strict=True)
         ]
         decodes += zip(places, written, strict=False)

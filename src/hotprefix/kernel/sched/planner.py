@@ -11,7 +11,7 @@ Rules, in the order in which a plan is made:
 3. With preemption, less important running requests are displaced first. If decodes lack pages, holds of
    sessions are dropped, and then the cheapest running requests retracted, until all decodes fit.
 4. Decodes are planned first, then running prefills, then admissions, under one token budget (rule 17).
-   draft.py decides how far each goes, and admit.py whether a waiting request fits.
+   chunking.py decides how far each goes, and admit.py whether a waiting request fits.
 5. If nothing can be computed although requests run, one of them gives way, and the planner tries again.
 6. If still nothing can be computed, holds of sessions are dropped one by one. After that it is a stall, and
    the plan says why.
@@ -33,12 +33,12 @@ from hotprefix.kernel.plan import Admission as AdmissionRecord
 from hotprefix.kernel.plan import Fetch, Stall, StepPlan
 from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sched.admit import Admission, Verdict
-from hotprefix.kernel.sched.draft import Draft
+from hotprefix.kernel.sched.chunking import StepChunks
 from hotprefix.kernel.sched.prefetch import Prefetcher
 from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sched.repeats import Repeats
 from hotprefix.kernel.sequence import Phase, Sequence
-from hotprefix.kernel.state import State
+from hotprefix.kernel.state import SchedulerState
 
 NOTHING = Moves()
 
@@ -46,12 +46,12 @@ NOTHING = Moves()
 class Planner:
     """Builds one StepPlan at a time. begun: the first part of a pass has been done, and the rest has not."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._s = state
         self._admission = Admission(state)
         self._refresh = QueueRefresh(state)
         self._repeats = Repeats(state, self._admission, self._refresh)
-        self._draft = Draft(state)
+        self._draft = StepChunks(state)
         self._admitted: list[AdmissionRecord] = []
         self._retracted: list[RequestId] = []
         self._blocked: list[Sequence] = []
@@ -136,7 +136,7 @@ class Planner:
         self._draft.refill()
         if seq.phase is Phase.RUNNING:
             self._draft.go_on(seq)
-        elif self._s.slots and self._admission.attempt(seq) is Verdict.ADMITTED:
+        elif self._s.free_rows and self._admission.attempt(seq) is Verdict.ADMITTED:
             self._start(seq)
         return bool(self._draft.chunks)
 
@@ -175,11 +175,11 @@ class Planner:
         fit, or after one that does not fit and may not be overtaken any more. above: only requests that are
         more important than this priority are tried."""
         s, draft = self._s, self._draft
-        if not (draft.budget and s.slots and len(s.queue)) or self._suspect_overtaken():
+        if not (draft.budget and s.free_rows and len(s.queue)) or self._suspect_overtaken():
             return
         blocked = 0
         for seq in self._admission.ordered():
-            if not (draft.budget and s.slots) or (above is not None and seq.request.priority >= above):
+            if not (draft.budget and s.free_rows) or (above is not None and seq.request.priority >= above):
                 return
             shut = self._admission.shut(seq) or not self._can_start(seq)
             verdict = Verdict.BLOCKED if shut else self._admission.attempt(seq)
@@ -202,7 +202,7 @@ class Planner:
         return self._draft.stop(start, seq.length) > start
 
     def _start(self, seq: Sequence) -> None:
-        self._admitted.append(AdmissionRecord(seq.request.id, seq.slot, seq.computed))
+        self._admitted.append(AdmissionRecord(seq.request.id, seq.row, seq.computed))
         self._draft.add(seq)
 
     def _preempt(self) -> None:

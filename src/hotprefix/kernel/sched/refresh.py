@@ -27,7 +27,7 @@ from hotprefix.kernel.config import Eviction, Refresh, Role
 from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import State
+from hotprefix.kernel.state import SchedulerState
 
 RECENCY_BASED = frozenset({Eviction.LRU, Eviction.SLRU, Eviction.REUSE})
 
@@ -35,7 +35,7 @@ RECENCY_BASED = frozenset({Eviction.LRU, Eviction.SLRU, Eviction.REUSE})
 class QueueRefresh:
     """One kernel's refresh."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         config = state.config
         usable = config.prefix_cache and config.refresh_window > 0 and config.role is not Role.DECODE
         self._s = state

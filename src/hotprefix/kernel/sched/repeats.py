@@ -26,14 +26,14 @@ from hotprefix.kernel.sched.admit import Admission
 from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import State
+from hotprefix.kernel.state import SchedulerState
 
 
 class Repeats:
     """Looks at one state and changes nothing. In every method, `blocked` are the waiting requests that were
     tried in this pass and did not fit."""
 
-    def __init__(self, state: State, admission: Admission, refresh: QueueRefresh) -> None:
+    def __init__(self, state: SchedulerState, admission: Admission, refresh: QueueRefresh) -> None:
         self._s = state
         self._admission = admission
         self._refresh = refresh
@@ -63,7 +63,7 @@ class Repeats:
             return UNBOUNDED
         if s.preempts:  # a running request may have to give its pages and its row to a waiting one
             return 1
-        if not s.slots:
+        if not s.free_rows:
             return UNBOUNDED
         if s.prefetch is not None or len(s.sessions):
             return 1

@@ -13,7 +13,7 @@ from hotprefix.kernel.config import Order
 from hotprefix.kernel.plan import Head, Hindrance, Queue
 from hotprefix.kernel.sched.admit import Admission
 from hotprefix.kernel.sequence import Phase, Sequence
-from hotprefix.kernel.state import State
+from hotprefix.kernel.state import SchedulerState
 
 WAITING = frozenset({Phase.WAITING, Phase.PARKED})
 
@@ -21,7 +21,7 @@ WAITING = frozenset({Phase.WAITING, Phase.PARKED})
 class QueueReader:
     """Reads one state."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._s = state
         self._admission = Admission(state, peek=True)
 
@@ -56,7 +56,7 @@ class QueueReader:
         s, admission = self._s, self._admission
         if s.suspects and next(iter(s.suspects.values())) is not seq:
             return Hindrance.RETRY
-        if not s.slots:
+        if not s.free_rows:
             return Hindrance.ROWS
         if s.waits_for_storage(seq):
             return Hindrance.STORAGE

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotprefix.errors import ConfigError
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 Units = NDArray[np.int32] | NDArray[np.int64]
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import Flight, KernelConfig, Refresh
 from hotprefix.lab.cost.design import Design, fitting
-from hotprefix.lab.cost.fit import best_form, cross_validated, scheduler_prices, step_prices
-from hotprefix.lab.cost.links import host_links
-from hotprefix.lab.cost.measure import (
+from hotprefix.lab.cost.fit_prices import best_form, cross_validated, scheduler_prices, step_prices
+from hotprefix.lab.cost.measure_links import host_links
+from hotprefix.lab.cost.measure_steps import (
     WAITING,
     Bench,
     Clock,
@@ -33,7 +33,7 @@ from hotprefix.lab.cost.model import Beyond, CostModel
 from hotprefix.lab.cost.prices import Curve
 
 if TYPE_CHECKING:
-    from hotprefix.engine.bare import Bare
+    from hotprefix.engine.token_engine import TokenEngine
 
 Progress = Callable[[str], None]
 FULL_S, QUICK_S = 120.0, 20.0
@@ -67,7 +67,7 @@ class Settings:
 
 
 def calibrate(
-    bare: Bare, settings: Settings, name: str, progress: Progress = lambda line: None
+    bare: TokenEngine, settings: Settings, name: str, progress: Progress = lambda line: None
 ) -> tuple[CostModel, list[Sample]]:
     """The cost model, and the steps that it was fitted to. Raises ConfigError if the clock does not suit the
     engine, InputError if nothing could be fitted."""
@@ -109,7 +109,7 @@ def _beyond(curve: Curve) -> tuple[Beyond, ...]:
 
 
 def _steps(
-    bare: Bare, watch: StopwatchExecutor, settings: Settings, progress: Progress
+    bare: TokenEngine, watch: StopwatchExecutor, settings: Settings, progress: Progress
 ) -> tuple[list[Sample], Design]:
     begun = time.perf_counter()
     bench = _bench(bare, watch, settings, settings.max_running)
@@ -129,7 +129,7 @@ def _steps(
     return bench.samples, plan
 
 
-def _queues(bare: Bare, watch: StopwatchExecutor, settings: Settings) -> list[Sample]:
+def _queues(bare: TokenEngine, watch: StopwatchExecutor, settings: Settings) -> list[Sample]:
     """With refresh off and on, so that what it costs has a price of its own."""
     slots, samples = min(QUEUE_SLOTS, settings.max_running), []
     for refresh in (Refresh.OFF, Refresh.WINDOW):
@@ -141,7 +141,11 @@ def _queues(bare: Bare, watch: StopwatchExecutor, settings: Settings) -> list[Sa
 
 
 def _bench(
-    bare: Bare, watch: StopwatchExecutor, settings: Settings, slots: int, refresh: Refresh = Refresh.OFF
+    bare: TokenEngine,
+    watch: StopwatchExecutor,
+    settings: Settings,
+    slots: int,
+    refresh: Refresh = Refresh.OFF,
 ) -> Bench:
     """A bench over a fresh loop. Flights are off, so that each text is computed by the request that is meant
     to."""

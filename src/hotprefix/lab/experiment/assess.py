@@ -19,12 +19,12 @@ from hotprefix.definitions import Slo
 from hotprefix.lab.buckets import BUCKET_COLUMNS, FIGURES, buckets
 from hotprefix.lab.experiment.looks import Look
 from hotprefix.lab.experiment.result import METRIC_ROWS
-from hotprefix.lab.figures import Figures
 from hotprefix.lab.hypothesis import Hypothesis
+from hotprefix.lab.paired_sections import Run, figures
 from hotprefix.lab.power import seeds_to_decide
-from hotprefix.lab.sections import Run, figures
 from hotprefix.lab.sim.rows import WINDOW_COLUMNS
 from hotprefix.lab.stats import Comparison, compare
+from hotprefix.lab.table_math import Figures
 from hotprefix.lab.verdict import Outcome, Verdict, decide
 
 Place = tuple[str, str]  # condition, arm

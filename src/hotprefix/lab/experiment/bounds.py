@@ -17,7 +17,7 @@ from hotprefix.errors import InputError
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.bound.clairvoyant import clairvoyant
 from hotprefix.lab.bound.paths import read_paths
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 Facts = dict[str, int]
 

@@ -21,8 +21,8 @@ from hotprefix.lab.basis import SCHEDULER, modelled
 from hotprefix.lab.cost.model import CostModel, ErrorOf
 from hotprefix.lab.experiment.assess import Compared, assess, judge
 from hotprefix.lab.experiment.bounds import shares
+from hotprefix.lab.experiment.finished_runs import RunStore
 from hotprefix.lab.experiment.looks import Look
-from hotprefix.lab.experiment.plan import Place, Plan
 from hotprefix.lab.experiment.result import (
     Arm,
     Condition,
@@ -32,13 +32,13 @@ from hotprefix.lab.experiment.result import (
     Provenance,
     Share,
 )
+from hotprefix.lab.experiment.run_plan import Place, Plan
 from hotprefix.lab.experiment.spec import Variant
-from hotprefix.lab.experiment.store import RunStore
 from hotprefix.lab.experiment.task import ReplayTask
+from hotprefix.lab.experiment.trace_source import Survey
 from hotprefix.lab.experiment.variants import arms
-from hotprefix.lab.experiment.workload import Survey
-from hotprefix.lab.sections import Run
-from hotprefix.lab.sim.workload import Loop
+from hotprefix.lab.paired_sections import Run
+from hotprefix.lab.sim.arrivals import Loop
 
 
 def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:

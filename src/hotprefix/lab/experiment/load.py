@@ -25,7 +25,7 @@ from hotprefix.lab.experiment.explain import explain, nearest
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment
 from hotprefix.lab.experiment.variants import check, put
-from hotprefix.lab.trace.open import open_trace
+from hotprefix.lab.trace.open_trace import open_trace
 
 SETTINGS = frozenset(Settings.model_fields)
 OF_SESSIONS = ("concurrency", "session_rate")  # of [load]: both say when sessions begin

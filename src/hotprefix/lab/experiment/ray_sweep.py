@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hotprefix.errors import ConfigError, HotprefixError
-from hotprefix.lab.experiment.store import Failure, Output, RunStore
+from hotprefix.lab.experiment.finished_runs import Failure, Output, RunStore
 from hotprefix.lab.experiment.sweep import Task, Watch
 
 LOCAL = "local"

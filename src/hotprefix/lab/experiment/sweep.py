@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from hotprefix.lab.experiment.store import Failure, Output, RunStore
+from hotprefix.lab.experiment.finished_runs import Failure, Output, RunStore
 
 POLL_S = 0.25
 
@@ -57,7 +57,7 @@ def attempt(task: Task, out: Path, progress: Callable[[int], None]) -> Failure |
 
 
 @dataclass(slots=True)
-class _Live:
+class _RunningTask:
     task: Task
     process: BaseProcess
     done: Any = field(repr=False)  # shared count of ended requests
@@ -69,14 +69,14 @@ def sweep(
     """Do the tasks, `jobs` at a time, in the order given. Returns when each has a result or a failure.
     meanwhile: called once, while the first runs go and there is nothing to do here."""
     context = mp.get_context("spawn")
-    waiting, live = list(reversed(tasks)), dict[int, _Live]()
+    waiting, live = list(reversed(tasks)), dict[int, _RunningTask]()
     try:
         while waiting or live:
             while waiting and len(live) < jobs:
                 task, done = waiting.pop(), context.Value("q", 0, lock=False)
                 process = context.Process(target=_child, args=(task, out, done), daemon=True)
                 _start(process)
-                live[process.sentinel] = _Live(task, process, done)
+                live[process.sentinel] = _RunningTask(task, process, done)
             if meanwhile is not None:
                 meanwhile()
                 meanwhile = None
@@ -125,7 +125,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _verdict(one: _Live, store: RunStore) -> Failure | None:
+def _verdict(one: _RunningTask, store: RunStore) -> Failure | None:
     code = one.process.exitcode
     if code == 0:
         return store.failure(one.task.key)

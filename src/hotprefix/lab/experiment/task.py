@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.experiment.bounds import bound_facts
+from hotprefix.lab.experiment.finished_runs import Output
 from hotprefix.lab.experiment.settings import Settings
-from hotprefix.lab.experiment.store import Output
-from hotprefix.lab.experiment.workload import open_workload
+from hotprefix.lab.experiment.trace_source import open_workload
+from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.simulate import Replay, simulate
-from hotprefix.lab.sim.workload import Loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,16 @@ from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.events import Sink
 from hotprefix.lab.cost.calibrate import Settings, calibrate, check_clock
 from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.live.clock import CLOCKS, Clock
 from hotprefix.lab.live.compare import Level, compare, same_in_order
-from hotprefix.lab.live.run import Run, live, simulated
-from hotprefix.lab.live.shape import Small, arriving, at, one_by_one, small
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.record import Trace, TraceRequest
+from hotprefix.lab.live.live_and_simulated import Run, live, simulated
+from hotprefix.lab.live.run_clock import CLOCKS, Clock
+from hotprefix.lab.live.small_trace import Small, arriving, at, one_by_one, small
+from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.trace.trace_request import Trace, TraceRequest
 
 if TYPE_CHECKING:
-    from hotprefix.engine.bare import Bare
     from hotprefix.engine.loop import EngineLoop
+    from hotprefix.engine.token_engine import TokenEngine
 
 Progress = Callable[[str], None]
 LOADS: Final = (0.5, 0.7, 0.95)
@@ -114,7 +114,7 @@ class Believed:
 
 
 def against_live(
-    bare: Bare, trace: Trace, options: Options, cost: CostModel | None = None,
+    bare: TokenEngine, trace: Trace, options: Options, cost: CostModel | None = None,
     progress: Progress = lambda line: None,
 ) -> Believed:  # fmt: skip
     """Run the trace's first requests on the engine and in the simulator. cost: the simulator's cost model;
@@ -197,7 +197,7 @@ class _Rig:
     once."""
 
     def __init__(
-        self, bare: Bare, kernel: KernelConfig, cost: CostModel, chosen: Small, options: Options,
+        self, bare: TokenEngine, kernel: KernelConfig, cost: CostModel, chosen: Small, options: Options,
         progress: Progress,
     ) -> None:  # fmt: skip
         self._bare, self._kernel, self._cost = bare, kernel, cost
@@ -247,5 +247,5 @@ class _Rig:
         return live(make, clock, self._bare.vocab_size, requests, self._block, loop)
 
 
-def _fresh(bare: Bare, kernel: KernelConfig, sink: Sink, clock: Clock) -> EngineLoop:
+def _fresh(bare: TokenEngine, kernel: KernelConfig, sink: Sink, clock: Clock) -> EngineLoop:
     return bare.loop(kernel, sink=sink, clock=clock)

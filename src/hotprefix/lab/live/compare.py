@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.live.run import Record, Run, simulated
-from hotprefix.lab.live.shape import at
-from hotprefix.lab.sim.workload import Loop
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.live.live_and_simulated import Record, Run, simulated
+from hotprefix.lab.live.small_trace import at
+from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 Floats = NDArray[np.float64]
 METHOD: Final = "linear"  # of every percentile here, by numpy's name

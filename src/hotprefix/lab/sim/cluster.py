@@ -12,8 +12,8 @@ import heapq
 from collections.abc import Callable
 from enum import StrEnum
 
+from hotprefix.lab.sim.arrivals import Item
 from hotprefix.lab.sim.instance import Instance
-from hotprefix.lab.sim.workload import Item
 
 Action = Callable[[float], None]
 ARRIVAL, WAKE = 0, 1

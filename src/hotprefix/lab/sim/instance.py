@@ -25,10 +25,10 @@ from hotprefix.kernel.plan import StepOutcome, StepPlan, Transcript
 from hotprefix.kernel.request import Namespace, Request
 from hotprefix.lab.cost.features import features
 from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.sim.prompts import PromptMaker, sampled
-from hotprefix.lab.sim.record import Recorder, Row, Windows, new_row
-from hotprefix.lab.sim.storage import HostSide
-from hotprefix.lab.sim.workload import Item
+from hotprefix.lab.sim.arrivals import Item
+from hotprefix.lab.sim.block_prompts import PromptMaker, sampled
+from hotprefix.lab.sim.lower_tiers import HostSide
+from hotprefix.lab.sim.replay_recorder import Recorder, Row, WindowRows, new_row
 
 POLL_S = 0.005
 
@@ -85,7 +85,7 @@ class Instance:
 
     def __init__(
         self, index: int, config: KernelConfig, cost: CostModel, *, schedule: Schedule, ended: Ended,
-        recorder: Recorder, windows: Windows, prompts: PromptMaker, host: HostSide, most: int,
+        recorder: Recorder, windows: WindowRows, prompts: PromptMaker, host: HostSide, most: int,
         next_use: Callable[[Item], float | None],
     ) -> None:  # fmt: skip
         self.index = index

@@ -21,17 +21,17 @@ from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.counters import Counters
 from hotprefix.lab.cost.model import CostModel, Links
 from hotprefix.lab.predict import ThinkTimes
+from hotprefix.lab.sim.arrivals import Item, Loop, Workload
+from hotprefix.lab.sim.block_prompts import PromptMaker
 from hotprefix.lab.sim.cluster import ARRIVAL, WAKE, Clock, Route, Router
 from hotprefix.lab.sim.instance import Instance
-from hotprefix.lab.sim.links import wires
-from hotprefix.lab.sim.log import ReplayLog
-from hotprefix.lab.sim.prompts import PromptMaker
-from hotprefix.lab.sim.record import Recorder, Row, Windows
+from hotprefix.lab.sim.lower_tiers import HostSide, Store
+from hotprefix.lab.sim.replay_log import ReplayLog
+from hotprefix.lab.sim.replay_recorder import Recorder, Row, WindowRows
 from hotprefix.lab.sim.rows import LINK_COLUMNS, REQUEST_COLUMNS, WINDOW_COLUMNS
-from hotprefix.lab.sim.storage import HostSide, Store
-from hotprefix.lab.sim.workload import Item, Loop, Workload
+from hotprefix.lab.sim.wires import wires
 from hotprefix.lab.trace.ideal import EndlessCache
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class _Simulation:
             index, config, replay.cost,
             schedule=lambda when, instance: self._clock.at(when, WAKE, instance.wake),
             ended=self._ended, recorder=Recorder(index, log.put if log is not None else None),
-            windows=Windows(index, replay.window_s, config.total_pages), prompts=self._prompts, host=side,
+            windows=WindowRows(index, replay.window_s, config.total_pages), prompts=self._prompts, host=side,
             most=replay.repeats, next_use=self._next_use,
         )  # fmt: skip
 

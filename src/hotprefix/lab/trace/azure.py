@@ -14,9 +14,9 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from hotprefix.lab.trace.clock import Clock
-from hotprefix.lab.trace.fields import NO_BLOCKS, Outputs, Tokens
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.line_fields import NO_BLOCKS, Outputs, Tokens
+from hotprefix.lab.trace.timestamps import Clock
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 NOTES: Final = (

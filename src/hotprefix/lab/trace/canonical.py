@@ -20,8 +20,8 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from hotprefix.lab.trace.fields import INT32_MAX, MAX_BLOCK, STRICT, Outputs, Seconds, Tokens
-from hotprefix.lab.trace.record import Blocks, TraceRequest
+from hotprefix.lab.trace.line_fields import INT32_MAX, MAX_BLOCK, STRICT, Outputs, Seconds, Tokens
+from hotprefix.lab.trace.trace_request import Blocks, TraceRequest
 
 VERSION: Final = 1
 OF_SESSION: Final = 8

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from hotprefix.errors import InputError
 from hotprefix.lab.trace.canonical import context
-from hotprefix.lab.trace.record import Blocks, TraceRequest
 from hotprefix.lab.trace.streamed import StreamedTrace
+from hotprefix.lab.trace.trace_request import Blocks, TraceRequest
 
 _UNSEEN: Final = -2
 _Held = NDArray[np.int64]

@@ -18,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from hotprefix.lab.trace.fields import Names, check_blocks
 from hotprefix.lab.trace.ideal import EndlessCache
+from hotprefix.lab.trace.line_fields import Names, check_blocks
 from hotprefix.lab.trace.problems import BadTrace, Report
-from hotprefix.lab.trace.record import TraceRequest
-from hotprefix.records.reader import ReadReport, read_log
+from hotprefix.lab.trace.trace_request import TraceRequest
+from hotprefix.records.read_log import ReadReport, read_log
 from hotprefix.records.schema import Dropped, End, Header, Prefill, Record, Reject, RequestInfo
 
 NOTES: Final = (
@@ -69,7 +69,7 @@ def read_events(path: Path, report: Report, *, sessions: bool) -> Iterator[Trace
 
 
 @dataclass(slots=True)
-class _Live:
+class _OpenRequest:
     """A request that still runs, or that has ended behind one that does."""
 
     request: TraceRequest
@@ -90,7 +90,7 @@ class _Log:
     def __init__(self, path: Path, sessions: bool) -> None:
         self._path, self._with_sessions = path, sessions
         self._names = Names()
-        self._live: OrderedDict[str, _Live] = OrderedDict()
+        self._live: OrderedDict[str, _OpenRequest] = OrderedDict()
         self._turns: dict[str, _Turn] = {}
         self._header: Header | None = None
         self._runs = 0
@@ -159,7 +159,7 @@ class _Log:
             priority=r.priority,
             hold_s=r.hold_s or 0.0,
         )
-        self._live[r.request] = _Live(self._in_session(request, r.session))
+        self._live[r.request] = _OpenRequest(self._in_session(request, r.session))
 
     def _in_session(self, request: TraceRequest, session: str | None) -> TraceRequest:
         if session is None:

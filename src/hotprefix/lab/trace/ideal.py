@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hotprefix.lab.trace.record import Blocks, Trace, TraceRequest
+from hotprefix.lab.trace.trace_request import Blocks, Trace, TraceRequest
 
 
 class Ideal(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotprefix.lab.trace.ideal import EndlessCache
-from hotprefix.lab.trace.record import Trace
+from hotprefix.lab.trace.trace_request import Trace
 
 PERCENTILES = (50, 90, 99)
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from hotprefix.lab.trace.fields import STRICT, Outputs, Seconds, Tokens
+from hotprefix.lab.trace.line_fields import STRICT, Outputs, Seconds, Tokens
 from hotprefix.lab.trace.lines import files_of, lines
 from hotprefix.lab.trace.problems import BadTrace, bad_beginning
 

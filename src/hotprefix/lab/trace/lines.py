@@ -26,7 +26,7 @@ from typing import BinaryIO, Final, Protocol, cast
 import zstandard
 
 from hotprefix.lab.trace.problems import BadTrace, Report
-from hotprefix.lab.trace.record import TraceRequest
+from hotprefix.lab.trace.trace_request import TraceRequest
 
 MAX_LINE = 256 * 2**20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"

@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from hotprefix.lab.trace.clock import Clock
-from hotprefix.lab.trace.fields import MAX_BLOCK, STRICT, Names, Outputs, Stamp, Tokens, check_blocks
-from hotprefix.lab.trace.record import Blocks, TraceRequest
+from hotprefix.lab.trace.line_fields import MAX_BLOCK, STRICT, Names, Outputs, Stamp, Tokens, check_blocks
+from hotprefix.lab.trace.timestamps import Clock
+from hotprefix.lab.trace.trace_request import Blocks, TraceRequest
 
 BLOCK_SIZE: Final = 512
 NOTES: Final = (

@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from hotprefix.errors import InputError
-from hotprefix.lab.trace.record import Trace
+from hotprefix.lab.trace.trace_request import Trace
 
 _VALUE: Final = re.compile(r"'[^']*'|-?\d+(\.\d+)?(e[+-]?\d+)?")  # what differs between faults of one kind
 

@@ -80,7 +80,7 @@ PUBLISHED: Final = (
 )  # fmt: skip
 
 
-class State(StrEnum):
+class CopyState(StrEnum):
     """The state of a trace's file in a user's folder."""
 
     SAME = "same"
@@ -94,12 +94,12 @@ def find(name: str, folder: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def check(one: Published, folder: Path) -> State:
+def check(one: Published, folder: Path) -> CopyState:
     """Compare the folder's file with the published one. Raises BadTrace if it cannot be read."""
     path = find(one.name, folder)
     if path is None:
-        return State.ABSENT
+        return CopyState.ABSENT
     digest = hashlib.sha256()
     for piece in whole_content(path):
         digest.update(piece)
-    return State.SAME if digest.hexdigest() == one.sha256 else State.DIFFERS
+    return CopyState.SAME if digest.hexdigest() == one.sha256 else CopyState.DIFFERS

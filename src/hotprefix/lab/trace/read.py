@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from hotprefix.lab.trace.canonical import HEADER, LINE, Header, Line, Recent, from_runs
-from hotprefix.lab.trace.clock import UNIX_SECONDS
-from hotprefix.lab.trace.fields import check_blocks
+from hotprefix.lab.trace.line_fields import check_blocks
 from hotprefix.lab.trace.lines import lines
 from hotprefix.lab.trace.problems import BadTrace, bad_beginning
-from hotprefix.lab.trace.record import Blocks, TraceRequest
+from hotprefix.lab.trace.timestamps import UNIX_SECONDS
+from hotprefix.lab.trace.trace_request import Blocks, TraceRequest
 
 
 def read_header(path: Path) -> Header:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from hotprefix.lab.trace.problems import Report
-from hotprefix.lab.trace.record import Provenance, TraceRequest
+from hotprefix.lab.trace.trace_request import Provenance, TraceRequest
 
 TELL: Final = 1000
 

@@ -11,11 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from hotprefix.lab.experiment.result import ExperimentResult
-from hotprefix.lab.figures import Figures
 from hotprefix.lab.interval import Interval
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.lab.metrics import beyond_horizon
+from hotprefix.lab.replay_metrics import beyond_horizon
 from hotprefix.lab.stats import Comparison
+from hotprefix.lab.table_math import Figures
 
 CONFIDENCE = 0.95
 

@@ -13,13 +13,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hotprefix.lab.experiment.result import CostLabel, ExperimentResult, Provenance
-from hotprefix.lab.figures import PERCENTILE_METHOD
 from hotprefix.lab.interval import METHOD
 from hotprefix.lab.stats import SECTIONS
-from hotprefix.report.replay.answer import cards, headline
+from hotprefix.lab.table_math import PERCENTILE_METHOD
+from hotprefix.report.replay.capacity_sweep import bound_table, bucket_tables, capacity_charts
 from hotprefix.report.replay.conditions import condition_section
 from hotprefix.report.replay.lookup import Lookup
-from hotprefix.report.replay.sweep import bound_table, bucket_tables, capacity_charts
+from hotprefix.report.replay.verdict_cards import cards, headline
 from hotprefix.report.replay.words import value
 
 

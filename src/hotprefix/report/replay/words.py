@@ -10,9 +10,9 @@ import math
 
 from hotprefix.lab.interval import Interval
 from hotprefix.lab.metric_names import METRICS
-from hotprefix.lab.verdict import Finding, Outcome, State, Verdict
+from hotprefix.lab.verdict import ClaimState, Finding, Outcome, Verdict
+from hotprefix.report.figure_text import DASH, seconds
 from hotprefix.report.replay.lookup import Figure
-from hotprefix.report.text import DASH, seconds
 
 BEYOND = "> end"
 NOT_MEASURED = "not measured"
@@ -115,7 +115,7 @@ def change(figure: Figure) -> str:
 def finding_change(found: Finding) -> str:
     """A check's change on its own scale."""
     relative = found.tolerance.scale == "relative"
-    if found.state is State.NOT_MEASURED:
+    if found.state is ClaimState.NOT_MEASURED:
         return NOT_MEASURED
     if found.value is None:
         return DASH

@@ -19,7 +19,7 @@ from dataclasses import field
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from hotprefix.lab.trace.generate.draw import (
+from hotprefix.lab.trace.generate.distributions import (
     FROZEN,
     Count,
     Distribution,
@@ -32,7 +32,7 @@ from hotprefix.lab.trace.generate.draw import (
     extended,
     tokens,
 )
-from hotprefix.lab.trace.record import Blocks, TraceRequest
+from hotprefix.lab.trace.trace_request import Blocks, TraceRequest
 
 
 def _lognormal(median: float, sigma: float) -> Distribution:

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 from hotprefix.errors import ConfigError
 from hotprefix.lab.trace.generate import agents, streams
 from hotprefix.lab.trace.problems import Report
-from hotprefix.lab.trace.record import Provenance, TraceRequest
 from hotprefix.lab.trace.streamed import StreamedTrace
+from hotprefix.lab.trace.trace_request import Provenance, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from hotprefix.lab.trace.generate.agents import random_gap
-from hotprefix.lab.trace.generate.draw import FROZEN, Count, Ids, Length, Positive, extended
-from hotprefix.lab.trace.record import Blocks, TraceRequest
+from hotprefix.lab.trace.generate.distributions import FROZEN, Count, Ids, Length, Positive, extended
+from hotprefix.lab.trace.trace_request import Blocks, TraceRequest
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 

@@ -1,0 +1,198 @@
+"""The live page. Owns: `/`, one static page that loads nothing from elsewhere, and `/live.json`, what it
+shows.
+
+Rules: the page holds nothing worth guarding and needs no key; its data needs one like every other route.
+However many pages are open, the engine is asked at most once every `FRESH_S` seconds, and no page waits for a
+busy one: after `WAIT_S` seconds it gets the last snapshot, with its age. A content security policy lets the
+page run its own script and style only, and talk to its own server only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hotprefix import __version__
+from hotprefix.engine.messages import EngineStats, Fared, Insight
+from hotprefix.errors import HotprefixError
+from hotprefix.kernel.plan import Hindrance, Queue
+from hotprefix.kernel.sched.estimates import Predictions
+from hotprefix.server.service import Service
+
+FRESH_S = 0.5
+WAIT_S = 1.0
+WHY = {
+    Hindrance.RETRY: "a failed step's requests run alone first",
+    Hindrance.ROWS: "the running batch is full",
+    Hindrance.STORAGE: "its pages are on their way from L3",
+    Hindrance.STEP: "the step in flight computes its pages",
+    Hindrance.PAGES: "it does not fit into L1",
+    Hindrance.FRAMES: "a layer group has no frames for it",
+    Hindrance.BUDGET: "it fits, and starts when a step has tokens left",
+}
+
+
+class LivePage:
+    """The two routes. clock: seconds, monotonic."""
+
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service, self._clock = service, clock
+        self._page = files("hotprefix.server").joinpath("static/live.html").read_bytes()
+        self._headers = {"content-security-policy": policy(self._page), "cache-control": "no-cache",
+                         "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}  # fmt: skip
+        self._stats: EngineStats | None = None
+        self._taken = 0.0
+        self._asked = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def page(self, request: Request) -> Response:
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._headers)
+
+    async def data(self, request: Request) -> Response:
+        await self._refresh()
+        health = self._service.engine.health()
+        stats = self._stats
+        found: dict[str, Any] = {
+            "version": __version__, "ok": health.ok, "state": health.reason,
+            "restarts": self._service.engine.restarts,
+            "age_s": None if stats is None else round(self._clock() - self._taken, 1),
+        }  # fmt: skip
+        if stats is not None:
+            info = self._service.engine.info
+            found |= {"model": self._service.names()[0], "max_running": info.details.get("max_running")}
+            found |= shown(stats)
+        return JSONResponse(found, headers={"cache-control": "no-store"})
+
+    async def _refresh(self) -> None:
+        """Ask the engine, unless that was just done, and wait a little for its answer."""
+        if self._asking is None and self._clock() - self._asked >= FRESH_S:
+            self._asked = self._clock()
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            await asyncio.wait((self._asking,), timeout=WAIT_S)
+
+    async def _ask(self) -> None:
+        try:
+            self._stats = await self._service.engine.stats()
+            self._taken = self._clock()
+        except HotprefixError:
+            self._stats = None  # an engine that is gone has no numbers
+        finally:
+            self._asking = None
+
+
+def policy(page: bytes) -> str:
+    """The content security policy for the page's own inline script and style."""
+    allowed = {}
+    for kind in (b"script", b"style"):
+        found = re.search(b"<" + kind + b">(.*?)</" + kind + b">", page, re.DOTALL)
+        assert found is not None
+        allowed[kind] = base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{allowed[b'script']}'; "
+        f"style-src 'sha256-{allowed[b'style']}'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def shown(stats: EngineStats) -> dict[str, Any]:
+    """What the page shows of a snapshot. Pages, tokens, tokens per second."""
+    found: dict[str, Any] = {
+        "running": stats.running, "waiting": stats.waiting, "page_size": stats.page_size,
+        "tiers": [{"name": "L1 device", "total": stats.total_pages, "free": stats.free_pages,
+                   "owned": stats.owned_pages, "evictable": stats.evictable_pages,
+                   "protected": stats.protected_pages}],
+        "sources": {"L1": stats.cached_device, "L2": stats.cached_host, "L3": stats.cached_storage,
+                    "computed": stats.computed_tokens},
+        "generated": stats.generated_tokens, "steps": stats.steps,
+        "evicted": stats.evicted_pages, "retractions": stats.retractions,
+    }  # fmt: skip
+    if stats.insight is not None:
+        found |= _inner(stats.insight)
+        if stats.insight.l2 is not None:
+            l2 = stats.insight.l2
+            found["tiers"].append({"name": "L2 host", "total": l2.total, "free": l2.free, "owned": l2.owned,
+                                   "evictable": l2.evictable, "protected": l2.protected})  # fmt: skip
+    return found
+
+
+def _inner(insight: Insight) -> dict[str, Any]:
+    count, store = insight.kernel, insight.store
+    return {
+        "parked": insight.parked,
+        "queue": _queue(insight.queue),
+        "time": {"refresh_s": insight.refresh_s, "prefill_busy_s": insight.prefill_busy_s},
+        "goodput": _goodput(insight.fared),
+        "predictions": _predictions(insight.predictions),
+        "rates": [
+            {"window_s": r.window_s, "cached": r.cached_tps, "uncached": r.uncached_tps}
+            for r in insight.throughput
+        ],
+        "loss": {
+            "lost while waiting": count.lost_waiting_tokens, "recomputed": count.recomputed_tokens,
+            "duplicate pages": count.duplicate_pages, "stalls": count.stalls,
+            "failed steps": count.failed_steps,
+        },
+        "flights": {
+            "waiting for a leader": insight.parked, "fetches in flight": insight.fetches,
+            "fetches begun": insight.prefetch.started, "joined another's fetch": insight.prefetch.shared,
+            "prefixes refreshed": count.refresh_touches,
+        },
+        "l3": None if store is None else {
+            "read": store.read.breaker.value, "write": store.write.breaker.value,
+            "pages read": store.read.pages, "pages written": store.write.pages,
+            "failures": sum(store.read.failures.values()) + sum(store.write.failures.values()),
+            "queued": store.queued_puts,
+        },
+        "hottest": [
+            {"name": h.name, "parent": h.parent, "start": h.start, "stop": h.stop, "requests": h.requests}
+            for h in insight.hottest
+        ],
+        "observation": insight.observed.failed or insight.observed.sink_failed,
+    }  # fmt: skip
+
+
+def _queue(queue: Queue) -> dict[str, Any]:
+    """Seconds and pages; None while nothing waits."""
+    head = queue.head
+    if head is None:
+        return {"oldest_s": queue.oldest, "head": None}
+    pages = {
+        name: getattr(head, name) for name in ("need", "shared", "owed", "free", "evictable", "protected")
+    }
+    return {
+        "oldest_s": queue.oldest,
+        "head": {"why": WHY[head.hindrance], "hindrance": head.hindrance, "waited_s": head.waited, **pages},
+    }
+
+
+def _goodput(fared: Fared | None) -> dict[str, Any] | None:
+    """None if there are no objectives. Without an objective for it, the time-out is left out."""
+    if fared is None:
+        return None
+    return {
+        heat: {k: v for k, v in dataclasses.asdict(found).items() if v is not None}
+        for heat, found in fared.groups.items()
+    }
+
+
+def _predictions(seen: Predictions | None) -> dict[str, Any] | None:
+    """Seconds. A quantity that was never both predicted and observed is left out."""
+    if seen is None:
+        return None
+    found = {of: getattr(seen, of) for of in ("restore", "prefill", "fetch")}
+    return {
+        of: {"times": p.times, "predicted_s": p.predicted_s, "observed_s": p.observed_s}
+        for of, p in found.items()
+        if p.times
+    }
