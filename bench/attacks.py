@@ -7,6 +7,9 @@ while an attack runs, in turns, so that both see the same machine. Ratios of one
 not. The server is started here on 127.0.0.1 with the default model, unless --url names one. Attackers have a
 process of their own, are four clients at most (two hundred for idle sockets), pause between their requests,
 and are stopped as soon as the innocent is done.
+
+Two rows are no attacks but as many clients at honest work, and say what an attack may cost at most: "chats"
+(a short question each, one token of answer) and "documents" (texts of 2,000 tokens that no other has).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import re
 import subprocess
@@ -30,7 +34,10 @@ ATTACKERS = 4
 IDLE_SOCKETS = 200
 PAUSE_S = 0.05
 MIB = 1024 * 1024
-HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+HEAD = (
+    "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    "connection: close\r\n"
+)
 
 Attack = Callable[[str, int], Awaitable[None]]
 
@@ -107,7 +114,23 @@ async def idle_sockets(host: str, port: int) -> None:
     await _send(host, port, b"", b"", 0)
 
 
+_numbers = itertools.count()
+
+
+async def chats(host: str, port: int) -> None:
+    message = {"role": "user", "content": f"Say whether {next(_numbers)} is even."}
+    await _post(host, port, json.dumps({"messages": [message], "max_tokens": 1}).encode())
+
+
+async def documents(host: str, port: int) -> None:
+    words = "".join(f"Entry {n} of file {next(_numbers)}. " for n in range(200))
+    message = {"role": "user", "content": words}
+    await _post(host, port, json.dumps({"messages": [message], "max_tokens": 1}).encode())
+
+
 ATTACKS: dict[str, tuple[Attack, int]] = {
+    "honest: chats": (chats, ATTACKERS),
+    "honest: documents": (documents, ATTACKERS),
     "endless header": (endless_header, ATTACKERS),
     "idle sockets": (idle_sockets, IDLE_SOCKETS),
     "slow bodies": (slow_body, ATTACKERS),
