@@ -9,7 +9,7 @@ process of their own, are four clients at most (two hundred for idle sockets), p
 and are stopped as soon as the innocent is done.
 
 Two rows are no attacks but as many clients at honest work, and say what an attack may cost at most: "chats"
-(a short question each, one token of answer) and "documents" (texts of 2,000 tokens that no other has).
+(a short question each, one token of answer) and "documents" (texts of 500 tokens that no other has).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ async def chats(host: str, port: int) -> None:
 
 
 async def documents(host: str, port: int) -> None:
-    words = "".join(f"Entry {n} of file {next(_numbers)}. " for n in range(200))
+    words = "".join(f"Entry {n} of file {next(_numbers)}. " for n in range(45))
     message = {"role": "user", "content": words}
     await _post(host, port, json.dumps({"messages": [message], "max_tokens": 1}).encode())
 
