@@ -33,6 +33,7 @@ from hotprefix.lab.sim.simulate import Replay, simulate
 from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.records.derive import Derivation, RequestRow
 from hotprefix.records.read_log import ReadReport, read_log
+from hotprefix.records.schema import Step
 
 PREFIXES, PREFIX_TOKENS, OWN_TOKENS, OUTPUTS = 6, 256, (48, 160), (16, 96)
 LEAVES = 0.07  # share of clients that leave after a few tokens
@@ -168,6 +169,28 @@ def compared(log: Path, clients: list[float | None], costs: list[CostModel]) -> 
     return found
 
 
+def steps(log: Path, cost: CostModel, context: int) -> str:
+    """Predicted / measured time of the steps that only decode, by how many requests decode in them: how far
+    the prices are off, whatever the arrivals do. context: tokens that a request attends to, on average."""
+    sums: dict[int, list[float]] = {}
+    before = None
+    for record in read_log(log, ReadReport()):
+        if not isinstance(record, Step):
+            continue
+        if before is not None and before.running and not record.prefill_tokens and record.decode_tokens:
+            found = sums.setdefault(record.decode_tokens.bit_length(), [0, 0.0, 0.0])
+            found[0] += 1
+            found[1] += record.t - before.t
+            n = record.decode_tokens
+            found[2] += cost.prices.step_s(0, 0, n, n * context)
+            found[2] += cost.prices.scheduler_s(record.running, record.waiting)
+        before = record
+    return ", ".join(
+        f"{1 << bits - 1}-{(1 << bits) - 1} decodes {said / real:.2f} (n={n:.0f})"
+        for bits, (n, real, said) in sorted(sums.items())
+    )
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, required=True)
@@ -198,6 +221,9 @@ def main() -> None:
     results = []
     for load, log, clients in logs:
         print(f"\nat {load:.0%} of saturation", flush=True)
+        context = PREFIX_TOKENS + sum(OWN_TOKENS) // 2 + sum(OUTPUTS) // 4
+        for which, prices in (("before", cost), ("after", after)):
+            print(f"step times, predicted / measured, prices of {which}: {steps(log, prices, context)}")
         for row in compared(log, clients, costs):
             print(json.dumps(row), flush=True)
             results.append({"load": load} | row)
