@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,47 @@ def test_bursts_are_identical_to_the_last_token() -> None:
     times = [r.arrival_s or 0.0 for r in requests]
     assert times == sorted(times)
     assert 0 <= times[0] <= times[2] <= 0.5 < 10 <= times[3] <= times[5] <= 10.5
+
+
+def test_half_shared_bursts_have_tails_of_their_own() -> None:
+    requests = made("bursts", bursts=2, size=3, prompt=100, shared=0.5, block_size=16)
+    first, second = requests[:3], requests[3:]
+    for burst in (first, second):
+        assert len({tuple(r.blocks[:3].tolist()) for r in burst}) == 1
+        tails = [set(r.blocks[3:].tolist()) for r in burst]
+        assert all(len(tail) == 3 for tail in tails)
+        assert len(set.union(*tails)) == 9
+    assert first[0].blocks[0] != second[0].blocks[0]
+
+
+def test_skew_falls_with_the_rank_and_its_cold_tail_comes_once() -> None:
+    requests = made(
+        "skew", requests=4000, keys=20, zipf=1.0, prefix=64, question=16, cold=0.25, cold_prompt=32
+    )
+    cold = [r for r in requests if r.kind == "cold"]
+    assert 900 < len(cold) < 1100
+    assert len({b for r in cold for b in r.blocks.tolist()}) == 2 * len(cold)
+    counts = Counter(r.id.split("/")[0] for r in requests if r.kind == "hot").most_common()
+    assert 1.6 < counts[0][1] / counts[1][1] < 2.5, "rank 1 is drawn twice as often as rank 2"
+    assert 14 < counts[0][1] / counts[-1][1] < 30
+    assert all(len(r.blocks) == 5 for r in requests if r.kind == "hot")
+
+
+def test_skew_shifts_to_other_keys() -> None:
+    requests = made("skew", requests=3000, rate=10.0, keys=50, zipf=1.5, cold=0.0, shift_every_s=150.0)
+    early = Counter(r.id.split("/")[0] for r in requests if (r.arrival_s or 0) < 150)
+    late = Counter(r.id.split("/")[0] for r in requests if (r.arrival_s or 0) >= 150)
+    assert early.most_common(1)[0][0] != late.most_common(1)[0][0]
+    still = made("skew", requests=3000, rate=10.0, keys=50, zipf=1.5, cold=0.0)
+    assert (
+        len(
+            {
+                Counter(r.id.split("/")[0] for r in half).most_common(1)[0][0]
+                for half in (still[:1500], still[1500:])
+            }
+        )
+        == 1
+    )
 
 
 def test_documents_are_shared_and_questions_are_not() -> None:

@@ -166,7 +166,7 @@ def published(
 
 @app.command()
 def generate(
-    name: Annotated[str, typer.Argument(help="agents, bursts, documents, churn or stranger.")],
+    name: Annotated[str, typer.Argument(help="agents, bursts, documents, skew, churn or stranger.")],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
     params: Annotated[
         Path | None, typer.Option(help='JSON file with "params", as `trace fit` writes it.')

@@ -34,6 +34,7 @@ GENERATORS: Final[dict[str, Generator]] = {
     "agents": Generator(agents.AgentParams, agents.generate, has_sessions=True),
     "bursts": Generator(streams.BurstParams, streams.bursts),
     "documents": Generator(streams.DocumentParams, streams.documents),
+    "skew": Generator(streams.SkewParams, streams.skew),
     "churn": Generator(streams.ChurnParams, streams.churn),
     "stranger": Generator(streams.StrangerParams, streams.stranger),
 }

@@ -1,4 +1,4 @@
-"""Generated arrivals without sessions. Owns: bursts, documents, churn and strangers.
+"""Generated arrivals without sessions. Owns: bursts, documents, skew, churn and strangers.
 
 Rules: open loop. Complete blocks have ids, and so has the partial last block of a prompt that comes more than
 once. Each generator makes one situation that a policy has to survive, with its size as parameters.
@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from hotprefix.lab.trace.generate.agents import random_gap
-from hotprefix.lab.trace.generate.distributions import FROZEN, Count, Ids, Length, Positive, extended
+from hotprefix.lab.trace.generate.distributions import FROZEN, Count, Ids, Length, Positive, Share, extended
 from hotprefix.lab.trace.trace_request import Blocks, TraceRequest
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -22,12 +22,16 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 @dataclass(config=FROZEN, frozen=True, slots=True, kw_only=True)
 class BurstParams:
-    """`size` identical prompts arrive within spread_s. A new burst, of another prompt, begins every_s
-    later."""
+    """`size` prompts arrive within spread_s. A new burst, of other prompts, begins every_s later.
+
+    shared: the share of the prompt, from its beginning, that all prompts of a burst have in common. 1: they
+    are identical.
+    """
 
     bursts: Count = 8
     size: Count = 8
     prompt: Length = 4096
+    shared: Share = 1.0
     output: Length = 64
     every_s: Positive = 30.0
     spread_s: Seconds = 0.05
@@ -36,10 +40,15 @@ class BurstParams:
 
 def bursts(params: BurstParams, seed: int) -> Iterator[TraceRequest]:
     random, ids = np.random.default_rng(seed), Ids()
+    # the partial last block has an id only if it comes more than once
+    count = (
+        -(-params.prompt // params.block_size) if params.shared == 1 else params.prompt // params.block_size
+    )
     for burst in range(params.bursts):
-        blocks = ids.fresh(-(-params.prompt // params.block_size))
+        common = ids.fresh(round(count * params.shared))
         begin = burst * params.every_s
         for n, late in enumerate(sorted(random.uniform(0, params.spread_s, params.size).tolist())):
+            blocks = extended(common, count, ids)
             yield _request(f"b{burst}/{n}", params.prompt, params.output, blocks, begin + late, "burst")
 
 
@@ -64,6 +73,47 @@ def documents(params: DocumentParams, seed: int) -> Iterator[TraceRequest]:
         which = int(random.integers(params.documents))
         blocks = extended(texts[which], length // params.block_size, ids)
         yield _request(f"d{which}/{n}", length, params.output, blocks, now, "question")
+        now += random_gap(random, params.rate)
+
+
+@dataclass(config=FROZEN, frozen=True, slots=True, kw_only=True)
+class SkewParams:
+    """Requests arrive at `rate` a second, Poisson. A part of them, `cold`, have prompts that come only once.
+    Each of the others asks a question after one of `keys` prefixes. The prefix of rank r is drawn with a
+    probability that falls as 1 / r ** zipf.
+
+    shift_every_s: so often the ranks are dealt anew, so that other prefixes become hot. None: never.
+    """
+
+    requests: Count = 2000
+    rate: Positive = 4.0
+    keys: Count = 64
+    zipf: Annotated[float, Field(ge=0, le=5)] = 1.1
+    prefix: Length = 8192
+    question: Length = 256
+    output: Length = 128
+    cold: Share = 0.2
+    cold_prompt: Length = 4096
+    shift_every_s: Positive | None = None
+    block_size: Length = 16
+
+
+def skew(params: SkewParams, seed: int) -> Iterator[TraceRequest]:
+    random, ids, size = np.random.default_rng(seed), Ids(), params.block_size
+    texts = [ids.fresh(params.prefix // size) for _ in range(params.keys)]
+    weights = 1.0 / np.arange(1, params.keys + 1) ** params.zipf
+    chances, now, dealt = weights / weights.sum(), 0.0, 0
+    order, length = random.permutation(params.keys), params.prefix + params.question
+    for n in range(params.requests):
+        if params.shift_every_s is not None and now >= (dealt + 1) * params.shift_every_s:
+            order, dealt = random.permutation(params.keys), dealt + 1
+        if random.random() < params.cold:
+            blocks = ids.fresh(params.cold_prompt // size)
+            yield _request(f"cold/{n}", params.cold_prompt, params.output, blocks, now, "cold")
+        else:
+            which = int(order[random.choice(params.keys, p=chances)])
+            blocks = extended(texts[which], length // size, ids)
+            yield _request(f"k{which}/{n}", length, params.output, blocks, now, "hot")
         now += random_gap(random, params.rate)
 
 
