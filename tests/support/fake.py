@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.plan import Chunks, StepOutcome, StepPlan
+from hotprefix.kernel.plan import StepOutcome, StepPlan
 
 U64 = np.uint64
 VOCAB = 97
@@ -83,7 +83,7 @@ class FakeExecutor:
                     for c in plan.chunks
                     for t in [self.tables[c.row]]
                 )
-                outcome = self._run(plan._replace(chunks=Chunks(chunks)), stop_at)
+                outcome = self._run(plan._replace(chunks=chunks), stop_at)
                 known = {r: known[r] + tk.encode([t]) for r, t in outcome.sampled.items()}
             return StepOutcome(sampled=known, repeats=repeats)
 
