@@ -1,5 +1,5 @@
-"""A driver that gives a transcript gets the same plans, events, pages and text as one that reports the tokens of
-each step."""
+"""A driver that gives a transcript gets the same plans, events, pages and text as one that reports each step's
+tokens."""
 
 from __future__ import annotations
 

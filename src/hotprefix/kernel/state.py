@@ -151,7 +151,7 @@ class SchedulerState:
     def admit(self, seq: Sequence, match: Match | None) -> None:
         """Let a waiting sequence run: it gets a row and a persistent pin, and takes over the pages of `match`
         (None: it takes none)."""
-        self.queue.admitted(seq)
+        self.queue.take_admitted(seq)
         seq.phase = Phase.RUNNING
         seq.row = self.free_rows.pop()
         self.tables.open(seq)
@@ -240,7 +240,7 @@ class SchedulerState:
     def publish(self, seq: Sequence, tokens: int) -> None:
         """Let the complete pages below position `tokens` be found by others. Pages that were planned before
         are real by now."""
-        self.tables.settled(seq)
+        self.tables.join_runs(seq)
         before = seq.shared
         added = self.tables.publish(seq, tokens)
         self.counters.indexed_pages += added
@@ -278,7 +278,7 @@ class SchedulerState:
         else:
             self._hand_over(seq)
         if self.flights is not None:
-            self.flights.ended(seq.request.id)
+            self.flights.forget(seq.request.id)
         del self.sequences[seq.request.id]
         self.suspects.pop(seq.request.id, None)
         self._count_end(seq, finish)

@@ -189,7 +189,7 @@ class Tables:
         seq.shared = last
         return inserted.added
 
-    def settled(self, seq: Sequence) -> None:
+    def join_runs(self, seq: Sequence) -> None:
         """The sequence's planned pages have become real: join its runs in the tree where possible."""
         if seq.handle is not None:
             seq.handle = self._l1.tree.merge_up(seq.handle)

@@ -63,22 +63,22 @@ class StepChunks:
 
     def go_on(self, seq: Sequence) -> None:
         """Plan a running prefill's next chunk if there is budget and nothing to wait for."""
-        if self.budget and not self._must_pause(seq):
+        if self.budget and self._catch_up(seq):
             self.add(seq)
 
-    def _must_pause(self, seq: Sequence) -> bool:
-        """Take over what other requests have published or plan in this step. True if the next pages are
-        planned by another request and cannot be read before the step is committed."""
+    def _catch_up(self, seq: Sequence) -> bool:
+        """Take over what other requests have published or plan in this step. False if the request has to wait:
+        its next pages are planned by another request, and cannot be read before the step is committed."""
         s = self._s
         if not (s.rules.share_flight and seq.prefilling):
-            return False
+            return True
         match = s.tables.further(seq)
         if match.planned and not s.rules.read_planned:
             seq.held = s.step if seq.held is None else seq.held
-            return True
+            return False
         s.take_over(seq, match)
         seq.held = None
-        return False
+        return True
 
     def add(self, seq: Sequence) -> None:
         """Plan the sequence's next positions, as many as budget and pages allow."""

@@ -145,11 +145,11 @@ class Committer:
         seq.recomputed += use.again
         seq.highest = max(seq.highest, stop)
         if not seq.executed:
-            self._first_use(seq)
+            self._count_first_use(seq)
         if s.emit.wants(ev.Prefilled):
             s.emit(ev.Prefilled(s.now, seq.request.id, start, stop, tuple(taken), use))
 
-    def _first_use(self, seq: Sequence) -> None:
+    def _count_first_use(self, seq: Sequence) -> None:
         """A request's first prefill step has run, so its prompt and its look-up are counted now. A request
         that may take nothing from the cache has not looked it up."""
         count, tokens = self._s.counters, seq.request.prompt_len

@@ -86,8 +86,8 @@ class Planner:
             if step.chunks or not (self._starved() and s.sessions.drop_oldest()):
                 break
         planned = bool(step.chunks)
-        stall = None if planned else self._stall()
-        fetches, cancels = self._fetches(s.prefetch) if s.prefetch is not None else ((), ())
+        stall = None if planned else self._note_stall()
+        fetches, cancels = self._take_fetches(s.prefetch) if s.prefetch is not None else ((), ())
         moves = s.host.take() if s.host is not None else NOTHING
         repeat = 1
         if planned and not (step.prefilled or self._retracted or fetches or cancels or moves != NOTHING):
@@ -98,7 +98,7 @@ class Planner:
             cancels, moves.stores, moves.saves, moves.restores, moves.touches, repeat, frames,
         )  # fmt: skip
 
-    def _fetches(self, prefetch: Prefetcher) -> tuple[tuple[Fetch, ...], tuple[int, ...]]:
+    def _take_fetches(self, prefetch: Prefetcher) -> tuple[tuple[Fetch, ...], tuple[int, ...]]:
         """(starts, cancels) for the plan; their events are emitted."""
         s = self._s
         fetches, cancels = prefetch.take()
@@ -230,8 +230,9 @@ class Planner:
         s = self._s
         return bool(s.running) or any(not s.waits_for_storage(seq) for seq in s.queue)
 
-    def _stall(self) -> Stall | None:
-        """Why nothing runs although requests wait for room; None if none does."""
+    def _note_stall(self) -> Stall | None:
+        """Count and tell that nothing runs although requests wait for room, and return why; None if none
+        waits."""
         s = self._s
         waiting = self._ready()
         if not waiting:
