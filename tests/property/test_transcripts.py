@@ -1,5 +1,6 @@
-"""A driver that gives a transcript gets the same plans, events, pages and text as one that reports each step's
-tokens."""
+"""A driver that gives a transcript gets the same plans, events, pages and text as one that reports the
+tokens of each step.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.config import Flight, Order, Publication
 from hotprefix.kernel.plan import Finish
-from hotprefix.kernel.sched.flight import ExactFlights
+from hotprefix.kernel.state.flight import ExactFlights
 from tests.support.drive import Driver
 
 PROMPT = list(range(30))

@@ -25,12 +25,12 @@ from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress, Queue, StepOutcome, StepPlan
 from hotprefix.kernel.request import Request, RequestId
 from hotprefix.kernel.sched.commit import Committer
-from hotprefix.kernel.sched.estimates import Predictions
 from hotprefix.kernel.sched.planner import Planner
-from hotprefix.kernel.sched.prefetch import PrefetchCounters
 from hotprefix.kernel.sched.waiting import QueueReader
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState, progress_of
+from hotprefix.kernel.state.estimates import Predictions
+from hotprefix.kernel.state.prefetch import PrefetchCounters
+from hotprefix.kernel.state.scheduler_state import SchedulerState, progress_of
+from hotprefix.kernel.state.sequence import Sequence
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 

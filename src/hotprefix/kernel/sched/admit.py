@@ -23,8 +23,8 @@ from math import ceil
 from hotprefix.kernel.config import Order
 from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.order import CACHE_AWARE, Candidate, arranged
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Sequence
 
 
 # What came of trying one waiting request. ADMITTED: it runs now. PAUSED: it waits for pages that are on their

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.plan import Chunk
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Sequence
 
 
 class StepChunks:
@@ -67,8 +67,9 @@ class StepChunks:
             self.add(seq)
 
     def _catch_up(self, seq: Sequence) -> bool:
-        """Take over what other requests have published or plan in this step. False if the request has to wait:
-        its next pages are planned by another request, and cannot be read before the step is committed."""
+        """Take over what other requests have published or plan in this step. False if the request has to
+        wait: its next pages are planned by another request, and cannot be read before the step is
+        committed."""
         s = self._s
         if not (s.rules.share_flight and seq.prefilling):
             return True

@@ -15,11 +15,11 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Flight
 from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan, Transcript, said
-from hotprefix.kernel.sched.estimates import Estimates
-from hotprefix.kernel.sched.publish import publishable
-from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.sources import used
-from hotprefix.kernel.state import SchedulerState, progress_of
+from hotprefix.kernel.state.estimates import Estimates
+from hotprefix.kernel.state.publish import publishable
+from hotprefix.kernel.state.scheduler_state import SchedulerState, progress_of
+from hotprefix.kernel.state.sequence import Sequence
 
 MIN_PREFILL = 64
 PREFILL_SHARE = 0.9

@@ -34,11 +34,11 @@ from hotprefix.kernel.plan import Fetch, Stall, StepPlan
 from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sched.admit import Admission, Verdict
 from hotprefix.kernel.sched.chunking import StepChunks
-from hotprefix.kernel.sched.prefetch import Prefetcher
 from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sched.repeats import Repeats
-from hotprefix.kernel.sequence import Phase, Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.prefetch import Prefetcher
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Phase, Sequence
 
 NOTHING = Moves()
 

@@ -25,8 +25,8 @@ from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.admit import Admission
 from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sched.refresh import QueueRefresh
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Sequence
 
 
 class Repeats:

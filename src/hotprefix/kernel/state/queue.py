@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state.sequence import Sequence
 
 
 class WaitingQueue:

@@ -13,20 +13,20 @@ from bisect import bisect_right
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.expected_reuse import Expected
 from hotprefix.kernel.cache.node import Match, Node
-from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.config import Capabilities, Eviction, Flight, KernelConfig, Order
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress
 from hotprefix.kernel.request import RequestId
-from hotprefix.kernel.sched.flight import ExactFlights
-from hotprefix.kernel.sched.publish import publishable, rules_for
-from hotprefix.kernel.sched.queue import WaitingQueue
-from hotprefix.kernel.sched.reserve import Reserve
-from hotprefix.kernel.sched.sessions import SessionHolds
-from hotprefix.kernel.sched.tiers import LowerTiers
-from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.sources import Source, Taken
+from hotprefix.kernel.state.flight import ExactFlights
+from hotprefix.kernel.state.publish import publishable, rules_for
+from hotprefix.kernel.state.queue import WaitingQueue
+from hotprefix.kernel.state.reserve import Reserve
+from hotprefix.kernel.state.sequence import Phase, Sequence
+from hotprefix.kernel.state.sessions import SessionHolds
+from hotprefix.kernel.state.tables import Tables
+from hotprefix.kernel.state.tiers import LowerTiers
 
 
 class SchedulerState:

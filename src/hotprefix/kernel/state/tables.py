@@ -13,8 +13,8 @@ from __future__ import annotations
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.node import Match
 from hotprefix.kernel.cache.tier import Tier
-from hotprefix.kernel.cache.windows import Windows
-from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state.sequence import Sequence
+from hotprefix.kernel.state.windows import Windows
 
 
 class Tables:
