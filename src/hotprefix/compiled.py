@@ -22,9 +22,9 @@ from hotprefix.userdir import default_cache_dir, private
 # configurations are not, because pydantic builds them from annotations, which native classes do not keep.
 PACKAGES = ("kernel", "lab")
 NATIVE = (
-    "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py", "lab/cost/prices.py",
-    "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/block_prompts.py", "lab/sim/replay_recorder.py",
-    "lab/sim/lower_tiers.py", "lab/sim/arrivals.py", "lab/trace/ideal.py",
+    "kernel/*.py", "kernel/cache/*.py", "kernel/state/*.py", "kernel/sched/*.py", "lab/cost/features.py",
+    "lab/cost/prices.py", "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/block_prompts.py",
+    "lab/sim/replay_recorder.py", "lab/sim/lower_tiers.py", "lab/sim/arrivals.py", "lab/trace/ideal.py",
 )  # fmt: skip
 INTERPRETED = ("kernel/config.py",)
 

@@ -22,7 +22,7 @@ from hotprefix.engine.native import compile_c
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.torch_executor import TorchExecutor
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.plan import Chunk, Chunks, StepPlan
+from hotprefix.kernel.plan import Chunk, StepPlan
 
 OUTPUTS, PAGE, PAGES, MARGIN = 64, 16, 64, 2e-3
 PROMPTS = {
@@ -116,7 +116,7 @@ def generate(
                       stop == len(text), done[i] < len(prompts[i]))
             )  # fmt: skip
             done[i], told[i] = stop, told[i] + len(pages)
-        result = executor.execute(StepPlan(now, Chunks(tuple(chunks))))
+        result = executor.execute(StepPlan(now, tuple(chunks)))
         for name, sampled in result.sampled.items():
             known[int(name[1:])].append(sampled.token)
         now += 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hotprefix.kernel.config import Flight, Publication
 from hotprefix.kernel.sched.admit import Admission
-from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state.sequence import Sequence
 from tests.property.test_repeats import ARRIVALS, CONFIGS, Program
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.plan import Chunks, StepOutcome, StepPlan
+from hotprefix.kernel.plan import StepOutcome, StepPlan
 
 U64 = np.uint64
 VOCAB = 97
@@ -83,7 +83,7 @@ class FakeExecutor:
                     for c in plan.chunks
                     for t in [self.tables[c.row]]
                 )
-                outcome = self._run(plan._replace(chunks=Chunks(chunks)), stop_at)
+                outcome = self._run(plan._replace(chunks=chunks), stop_at)
                 known = {r: known[r] + tk.encode([t]) for r, t in outcome.sampled.items()}
             return StepOutcome(sampled=known, repeats=repeats)
 
@@ -121,7 +121,7 @@ class FakeExecutor:
             assert chunk.table_from <= len(table)
             table[chunk.table_from :] = chunk.table
             assert len(table) == -(-chunk.stop // self.page), "the table covers the chunk's end exactly"
-            slots.append(self._rows(table, chunk.stop))
+            slots.append(self._slots(table, chunk.stop))
         for chunk, where in zip(plan.chunks, slots, strict=True):
             ids = tk.view(chunk.tokens)
             self.kv[0, where[chunk.start :]] = _layer0(ids, np.arange(chunk.start, chunk.stop))

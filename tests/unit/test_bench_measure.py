@@ -19,7 +19,7 @@ from hotprefix.engine.messages import Delta, Generate, Usage
 from hotprefix.engine.params import SamplingParams
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Capabilities
-from hotprefix.kernel.plan import Chunk, Chunks, Finish, StepPlan
+from hotprefix.kernel.plan import Chunk, Finish, StepPlan
 
 MATERIAL = SyntheticMaterial()
 
@@ -144,8 +144,8 @@ def test_the_executor_counts_prefill_positions_only() -> None:
     chunks = [
         Chunk("a", 0, s, tk.encode(range(n)), 0, (0,), False, p) for s, n, p in ((0, 7, True), (7, 1, False))
     ]
-    executor.execute(StepPlan(1, Chunks(tuple(chunks))))
-    executor.execute(StepPlan(2, Chunks(tuple(chunks[:1]))))
+    executor.execute(StepPlan(1, tuple(chunks)))
+    executor.execute(StepPlan(2, tuple(chunks[:1])))
     assert executor.computed == {"a": 14}
 
 

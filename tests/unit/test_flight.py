@@ -7,7 +7,7 @@ import pytest
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.config import Flight, Order, Publication
 from hotprefix.kernel.plan import Finish
-from hotprefix.kernel.sched.flight import ExactFlights
+from hotprefix.kernel.state.flight import ExactFlights
 from tests.support.drive import Driver
 
 PROMPT = list(range(30))
@@ -34,12 +34,12 @@ def test_release_ends_the_flight_and_remembers_ids_until_their_end() -> None:
     assert f.release("a") == ["b", "c"]
     assert (f.open_flights, f.tracked) == (0, 3)
     assert f.join("d", "k") is False, "a new identical request opens a new flight"
-    f.ended("c")
-    f.ended("a")
+    f.forget("c")
+    f.forget("a")
     for unknown in ("a", "c", "nobody"):
         with pytest.raises(ProtocolError, match="in no flight"):
-            f.ended(unknown)
-    f.ended("b")
+            f.forget(unknown)
+    f.forget("b")
     assert f.tracked == 1
 
 
@@ -47,7 +47,7 @@ def test_release_keeps_the_order_of_arrival() -> None:
     f = ExactFlights(3)
     for n in range(20):
         f.join(f"r{n}", "k")
-    f.ended("r7")
+    f.forget("r7")
     assert f.release("r0") == [f"r{n}" for n in range(1, 20) if n != 7]
 
 
@@ -59,7 +59,7 @@ def test_only_a_leader_releases_or_hands_over_and_never_just_ends() -> None:
         with pytest.raises(ProtocolError, match="leads no flight"):
             act("b")
     with pytest.raises(ProtocolError, match="still leads"):
-        f.ended("a")
+        f.forget("a")
     with pytest.raises(ProtocolError, match="in a flight already"):
         f.join("b", "other")
 
@@ -75,7 +75,7 @@ def test_handing_over_elects_the_first_follower_a_bounded_number_of_times() -> N
     assert f.hand_over("c") == ["d", "e"], "elections used up: all run on their own"
     assert f.open_flights == 0
     for r in "abcde":
-        f.ended(r)
+        f.forget(r)
     assert f.tracked == 0
 
 
@@ -90,7 +90,7 @@ def test_a_follower_leaves_without_touching_anybody() -> None:
     f = ExactFlights(3)
     for r in "abc":
         f.join(r, "k")
-    f.ended("b")
+    f.forget("b")
     assert f.release("a") == ["c"]
 
 

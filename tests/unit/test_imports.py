@@ -85,6 +85,29 @@ def test_the_kernel_imports_only_what_is_pure(path: Path) -> None:
             assert node.func.id not in BUILTINS_BANNED, f"{name_of(path)}:{node.lineno} calls {node.func.id}"
 
 
+# The kernel's own floors, the lowest first: what goes in and out, pages and trees, what the kernel remembers,
+# what decides, the edge.
+KERNEL_FLOORS = (
+    {"tokens", "request", "config", "plan", "sources", "counters", "events"}, {"cache"}, {"state"}, {"sched"},
+    {"kernel"},
+)  # fmt: skip
+
+
+def kernel_floor(module: str) -> int:
+    """The floor of a module of the kernel, given by its full dotted name."""
+    part = module.split(".")[2]
+    return next(i for i, floor in enumerate(KERNEL_FLOORS) if part in floor)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if layer(p) == "kernel" and name_of(p) != "hotprefix.kernel"], ids=name_of
+)
+def test_the_kernel_s_floors_import_downwards_only(path: Path) -> None:
+    for name in imports(path):
+        if name.startswith("hotprefix.kernel."):
+            assert kernel_floor(name) <= kernel_floor(name_of(path)), f"{name_of(path)} imports {name}"
+
+
 @pytest.mark.parametrize("path", [p for p in MODULES if layer(p) in LAYERS], ids=name_of)
 def test_layers_import_downwards_only(path: Path) -> None:
     own = layer(path)

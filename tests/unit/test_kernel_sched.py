@@ -19,7 +19,7 @@ from hotprefix.kernel.config import Flight, KernelConfig, Order, Publication
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Finish, StepOutcome
 from hotprefix.kernel.request import Request
-from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state.sequence import Sequence
 from tests.support.drive import Driver
 from tests.support.watch import PlanWatch
 

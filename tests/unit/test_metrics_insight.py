@@ -35,8 +35,8 @@ from hotprefix.kernel.cache.host import HostCounters
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Head, Hindrance, Queue
-from hotprefix.kernel.sched.estimates import Prediction, Predictions
-from hotprefix.kernel.sched.prefetch import PrefetchCounters
+from hotprefix.kernel.state.estimates import Prediction, Predictions
+from hotprefix.kernel.state.prefetch import PrefetchCounters
 from hotprefix.server.metrics import Metrics
 from tests.support.engine import drain, fake_loop
 from tests.support.observed import WatchedDriver, program, run

@@ -9,7 +9,7 @@ import pytest
 from hotprefix.kernel.config import Prefetch
 from hotprefix.kernel.plan import StepOutcome, StepPlan
 from hotprefix.kernel.sched.commit import MIN_PREFILL
-from hotprefix.kernel.sched.estimates import WEIGHT, Estimates
+from hotprefix.kernel.state.estimates import WEIGHT, Estimates
 from tests.support.drive import Driver
 from tests.unit.test_tiers import LONG, evict_all, tiered
 

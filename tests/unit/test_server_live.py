@@ -14,7 +14,7 @@ import pytest
 from hotprefix.engine.client import Health
 from hotprefix.errors import EngineDead
 from hotprefix.kernel.plan import Queue
-from hotprefix.kernel.sched.estimates import Predictions
+from hotprefix.kernel.state.estimates import Predictions
 from hotprefix.server import live_page
 from tests.support.server import STATS, FakeEngine, client
 from tests.unit.test_metrics_insight import numbered

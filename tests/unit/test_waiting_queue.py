@@ -11,7 +11,7 @@ from hotprefix.errors import ProtocolError
 from hotprefix.kernel.config import Flight, Order, Prefetch, Publication
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Hindrance, Queue
-from hotprefix.kernel.sequence import Phase, Sequence
+from hotprefix.kernel.state.sequence import Phase, Sequence
 from tests.support.drive import Driver
 from tests.support.observed import program, run
 from tests.unit.test_tiers import in_storage, tiered

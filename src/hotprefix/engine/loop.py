@@ -269,7 +269,7 @@ class EngineLoop:
         finally:
             took = self._clock() - begun
             self._spent.execute_s += took
-            if any(chunk.prefill for chunk in plan.chunks.written):
+            if any(chunk.prefill for chunk in plan.chunks):
                 self._spent.prefill_busy_s += max(0.0, took - copying)
         return self._judge(result)
 

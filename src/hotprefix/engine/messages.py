@@ -22,8 +22,8 @@ from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Queue
 from hotprefix.kernel.request import RequestId
-from hotprefix.kernel.sched.estimates import Predictions
-from hotprefix.kernel.sched.prefetch import PrefetchCounters
+from hotprefix.kernel.state.estimates import Predictions
+from hotprefix.kernel.state.prefetch import PrefetchCounters
 
 
 class Generate(NamedTuple):

@@ -25,12 +25,12 @@ from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress, Queue, StepOutcome, StepPlan
 from hotprefix.kernel.request import Request, RequestId
 from hotprefix.kernel.sched.commit import Committer
-from hotprefix.kernel.sched.estimates import Predictions
 from hotprefix.kernel.sched.planner import Planner
-from hotprefix.kernel.sched.prefetch import PrefetchCounters
 from hotprefix.kernel.sched.waiting import QueueReader
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState, progress_of
+from hotprefix.kernel.state.estimates import Predictions
+from hotprefix.kernel.state.prefetch import PrefetchCounters
+from hotprefix.kernel.state.scheduler_state import SchedulerState, progress_of
+from hotprefix.kernel.state.sequence import Sequence
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 
@@ -156,31 +156,20 @@ class Kernel:
         seq = self._s.sequences.get(request)
         if seq is None:
             raise ProtocolError(f"request {request!r} is unknown or has ended")
-        if self._in_flight is not None and self._computes(self._in_flight, seq):
+        if self._in_flight is not None and any(c.request == request for c in self._in_flight.chunks):
             seq.aborted = True
             return None
         return self._s.end(seq, Finish.ABORT)
-
-    def _computes(self, plan: StepPlan, seq: Sequence) -> bool:
-        """Whether the step in flight computes a position of `seq`. A request that cruises is in every step;
-        it is taken out of the cruise here, with its fields as they were before the step."""
-        if seq.since is not None:
-            self._s.cruise.call(seq)
-            self._s.wake_up([seq])
-            return True
-        return seq.aborted or any(c.request == seq.request.id for c in plan.chunks.written)
 
     def knows(self, request: RequestId) -> bool:
         """True from a request's submission to its terminal notice."""
         return request in self._s.sequences
 
     def progress(self, request: RequestId) -> Progress:
-        """What a request has come to so far. No decision depends on the call; the fields of cruising requests
-        are brought up to date. Raises ProtocolError for an unknown id."""
+        """What a request has come to so far. Raises ProtocolError for an unknown id."""
         seq = self._s.sequences.get(request)
         if seq is None:
             raise ProtocolError(f"request {request!r} is unknown or has ended")
-        self._s.cruise.settle()
         return progress_of(seq, None)
 
     # -- steps ------------------------------------------------------------------------------------
@@ -295,7 +284,7 @@ class Kernel:
     @property
     def load(self) -> tuple[int, int]:
         """(running, waiting) requests."""
-        return self._s.running_count, len(self._s.queue) + self._s.parked
+        return len(self._s.running), len(self._s.queue) + self._s.parked
 
     def status(self, now: float | None = None) -> Status:
         """Gauges at the time `now`; None = the time of the last call. A session's hold whose time is up
@@ -305,7 +294,7 @@ class Kernel:
         l1 = s.l1.occupancy()
         l1 = replace(l1, evictable=l1.evictable + back.pages, protected=l1.protected - back.pages)
         return Status(
-            s.running_count, len(s.queue), s.parked, l1, s.l1.tree.nodes, s.l1.tree.namespaces,
+            len(s.running), len(s.queue), s.parked, l1, s.l1.tree.nodes, s.l1.tree.namespaces,
             s.host.tier.occupancy() if s.host is not None else None,
             s.prefetch.in_flight if s.prefetch is not None else 0,
             tuple(group.count(back.frames.get(group, 0)) for group in s.l1.groups),
@@ -326,8 +315,8 @@ class Kernel:
             s.host.tier.check(())
             if not self.has_work and self._in_flight is None and s.host.tier.tree.protected_pages:
                 raise ProtocolError("idle, yet pages of L2 are protected")
-        phases = s.running_count + len(s.queue) + s.parked
-        if phases != len(s.sequences) or len(s.free_rows) + s.running_count != self.config.max_running:
+        phases = len(s.running) + len(s.queue) + s.parked
+        if phases != len(s.sequences) or len(s.free_rows) + len(s.running) != self.config.max_running:
             raise ProtocolError(f"{phases} requests in phases, {len(s.sequences)} known")
         if s.flights is not None and s.flights.tracked != len(s.sequences):
             raise ProtocolError(f"{s.flights.tracked} ids in flights, {len(s.sequences)} known")

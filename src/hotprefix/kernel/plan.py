@@ -4,17 +4,15 @@ Rules:
 1. A driver executes a `StepPlan` and answers with one `StepOutcome`. It decides nothing about pages.
 2. Chunks appear decodes first.
 3. Everything is comparable by value, so two drivers' plans can be compared with `==` (the parity test).
-4. A decode about which nothing is to be decided is only counted, until a driver asks for its chunk
-   (`Chunks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel import tokens as tk
@@ -63,60 +61,6 @@ class Chunk(NamedTuple):
     @property
     def stop(self) -> int:
         return self.start + len(self.tokens) // 4
-
-
-class Chunks(Sequence[Chunk]):
-    """A step's chunks, decodes first. If a driver looks at single chunks, all of them are written out then,
-    once, as they were planned.
-
-    written: the chunks that the kernel has written out, one-position chunks first, then prefills.
-    leading: how many of these have one position and stand among the decodes.
-    inside: how many more chunks there are. All of them are decodes that neither need nor complete a page.
-    reach: the sum of the start positions of those.
-    """
-
-    __slots__ = ("_all", "_merge", "inside", "leading", "reach", "written")
-
-    def __init__(
-        self,
-        written: tuple[Chunk, ...] = (),
-        inside: int = 0,
-        reach: int = 0,
-        leading: int = 0,
-        merge: Callable[[], tuple[Chunk, ...]] | None = None,
-    ) -> None:
-        """merge: writes all chunks out, in order; None if `written` is all."""
-        self.written, self.inside, self.reach, self.leading = written, inside, reach, leading
-        self._merge = merge
-        self._all = written if merge is None else None
-
-    @property
-    def all(self) -> tuple[Chunk, ...]:
-        if self._all is None and self._merge is not None:
-            self._all, self._merge = self._merge(), None
-        return self._all or ()
-
-    def __len__(self) -> int:
-        return len(self.written) + self.inside
-
-    def __bool__(self) -> bool:
-        return self.inside > 0 or bool(self.written)
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return iter(self.all)
-
-    @overload
-    def __getitem__(self, index: int) -> Chunk: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Chunk, ...]: ...
-    def __getitem__(self, index: int | slice) -> Chunk | tuple[Chunk, ...]:
-        return self.all[index]
-
-    def __eq__(self, other: object) -> bool:
-        return self.all == tuple(other) if isinstance(other, Chunks | tuple) else NotImplemented
-
-    def __repr__(self) -> str:
-        return repr(self.all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +223,7 @@ class StepPlan(NamedTuple):
     """
 
     step: int
-    chunks: Chunks = Chunks()
+    chunks: tuple[Chunk, ...] = ()
     admissions: tuple[Admission, ...] = ()
     retracted: tuple[RequestId, ...] = ()
     stall: Stall | None = None
@@ -298,7 +242,7 @@ class StepPlan(NamedTuple):
 
     @property
     def batched_tokens(self) -> int:
-        return sum(len(c.tokens) for c in self.chunks.written) // 4 + self.chunks.inside
+        return sum(len(c.tokens) for c in self.chunks) // 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from hotprefix.engine.stores.breaker import BreakerState
 from hotprefix.engine.stores.store_counters import LinkStats, StoreStats
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.plan import Hindrance, Queue
-from hotprefix.kernel.sched.estimates import Predictions
+from hotprefix.kernel.state.estimates import Predictions
 
 STATES = ("free", "owned", "evictable", "protected", "total")
 TEXTS = {

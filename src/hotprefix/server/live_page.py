@@ -26,7 +26,7 @@ from hotprefix import __version__
 from hotprefix.engine.messages import EngineStats, Fared, Insight
 from hotprefix.errors import HotprefixError
 from hotprefix.kernel.plan import Hindrance, Queue
-from hotprefix.kernel.sched.estimates import Predictions
+from hotprefix.kernel.state.estimates import Predictions
 from hotprefix.server.service import Service
 
 FRESH_S = 0.5

@@ -23,8 +23,8 @@ from math import ceil
 from hotprefix.kernel.config import Order
 from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.order import CACHE_AWARE, Candidate, arranged
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Sequence
 
 
 # What came of trying one waiting request. ADMITTED: it runs now. PAUSED: it waits for pages that are on their
@@ -177,13 +177,13 @@ class Admission:
     def owed(self) -> int:
         """Pages that running requests lack of what an admission leaves room for."""
         s = self._s
-        return self._owed(s.awake, s.reserve.share) + s.cruise.owed(s.reserve.share)
+        return self._owed(s.running, s.reserve.share)
 
     def _owed_by_all(self, share: float) -> int:
         s = self._s
         at = (s.step, s.tables.changes, share)
         if at != self._owed_at:
-            self._owed_at, self._owed_pages = at, self._owed(s.awake, share) + s.cruise.owed(share)
+            self._owed_at, self._owed_pages = at, self._owed(s.running, share)
         return self._owed_pages
 
     def _owed(self, running: Iterable[Sequence], share: float) -> int:

@@ -17,9 +17,9 @@ budget of 70 it gets [0, 16), and 4 tokens stay unused.
 from __future__ import annotations
 
 from hotprefix.kernel import events as ev
-from hotprefix.kernel.plan import Chunk, Chunks
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.plan import Chunk
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Sequence
 
 
 class StepChunks:
@@ -27,92 +27,63 @@ class StepChunks:
 
     budget: tokens that may still be planned.
     prefilled: whether a request that lacked more than one position has a chunk.
-    chunks: the chunks written out: first those of requests that lacked one position, then prefills.
+    chunks: the chunks so far: first those of requests that lacked one position, then prefills.
     """
 
     def __init__(self, state: SchedulerState) -> None:
         self._s = state
-        self._cruises = not state.l1.groups  # a group's window moves with every position
-        self._places: list[int] = []
+        self._page = state.config.page_size
         self.budget = 0
         self.prefilled = False
         self.chunks: list[Chunk] = []
 
     def begin(self) -> None:
         """Begin a step, with no chunk."""
-        self.chunks, self._places = [], []
+        self.chunks = []
         self.prefilled = False
 
     def refill(self) -> None:
-        """Give the whole budget of a step. What cruising requests take of it is subtracted in
-        `add_decodes`."""
+        """Give the whole budget of a step."""
         self.budget = self._s.config.max_batched_tokens
-
-    @property
-    def computes(self) -> bool:
-        """Whether the step computes anything. Cruising requests are in every plan."""
-        return bool(self.chunks) or len(self._s.cruise) > 0
-
-    def finished(self) -> Chunks:
-        """All chunks, for the plan."""
-        return self._s.cruise.chunks(self.chunks, self._places)
 
     # -- decodes ----------------------------------------------------------------------------------
 
     def add_decodes(self) -> None:
-        """Plan one position for each request that lacks one: decodes, and prefills that lack one token. A
-        decode that has room in its page begins to cruise and gets no chunk of its own."""
-        s = self._s
-        cruising = self._cruises and not s.suspects
-        self.budget -= len(s.cruise)
-        joined = False
-        for seq in s.awake:
+        """Plan one position for each request that lacks one (decodes, and prefills that lack one token), if
+        the budget and, for a new page, L1 allow it."""
+        s, page = self._s, self._page
+        for seq in s.running:
             start = seq.computed
-            if seq.length - start != 1:
+            if seq.length - start != 1 or not self.budget:
                 continue
-            if cruising and start >= seq.target and (room := s.cruise.room(seq)):
-                s.cruise.join(seq, room)
-                self.budget -= 1
-                joined = True
-            else:
-                self._add_decode(seq, start)
-        if joined:
-            s.awake = [seq for seq in s.awake if seq.since is None]
-
-    def _add_decode(self, seq: Sequence, start: int) -> None:
-        """Plan one position, if the budget and, for a new page, L1 allow it."""
-        s = self._s
-        if not self.budget:
-            return
-        if start // s.config.page_size < len(seq.table) or s.tables.grow(seq, start + 1):
-            self._record(seq, start, start + 1)
-            self._places.append(seq.place)
+            if start // page < len(seq.table) or s.tables.grow(seq, start + 1):
+                self._record(seq, start, start + 1)
 
     # -- prefills ---------------------------------------------------------------------------------
 
     def go_on(self, seq: Sequence) -> None:
         """Plan a running prefill's next chunk if there is budget and nothing to wait for."""
-        if self.budget and not self._must_pause(seq):
+        if self.budget and self._catch_up(seq):
             self.add(seq)
 
-    def _must_pause(self, seq: Sequence) -> bool:
-        """Take over what other requests have published or plan in this step. True if the next pages are
-        planned by another request and cannot be read before the step is committed."""
+    def _catch_up(self, seq: Sequence) -> bool:
+        """Take over what other requests have published or plan in this step. False if the request has to
+        wait: its next pages are planned by another request, and cannot be read before the step is
+        committed."""
         s = self._s
         if not (s.rules.share_flight and seq.prefilling):
-            return False
+            return True
         match = s.tables.further(seq)
         if match.planned and not s.rules.read_planned:
             seq.held = s.step if seq.held is None else seq.held
-            return True
+            return False
         s.take_over(seq, match)
         seq.held = None
-        return False
+        return True
 
     def add(self, seq: Sequence) -> None:
         """Plan the sequence's next positions, as many as budget and pages allow."""
-        s = self._s
-        page = s.config.page_size
+        s, page = self._s, self._page
         start, length = seq.computed, seq.length
         stop = self.stop(start, length)
         if stop == start:
@@ -128,7 +99,7 @@ class StepChunks:
         """The position at which a chunk from `start` ends under the budget (rule 17); `start` itself if the
         request has to wait. length: the request's known tokens."""
         stop = min(length, start + self.budget)
-        page = self._s.config.page_size
+        page = self._page
         aligned = stop // page * page
         if stop == length and not (self._s.checkpoints and aligned > start):
             return stop
@@ -139,26 +110,22 @@ class StepChunks:
     # -- both -------------------------------------------------------------------------------------
 
     def _record(self, seq: Sequence, start: int, stop: int) -> None:
-        """Write out the chunk [start, stop), whose pages are in the table."""
-        table_from, pages = seq.dirty_from, len(seq.table)
+        """Add the chunk [start, stop), whose pages are in the table."""
+        s, table_from, pages = self._s, seq.dirty_from, len(seq.table)
         table = tuple(seq.table[table_from:]) if table_from < pages else ()
         seq.dirty_from = pages
-        if self._s.checkpoints:
-            self._s.tables.windows.checkpoint(seq, stop)
+        if s.checkpoints:
+            s.tables.windows.checkpoint(seq, stop)
         tokens = seq.last if start + 1 == seq.length else seq.known(start, stop)
-        self.chunks.append(
-            Chunk(
-                seq.request.id, seq.row, start, tokens, table_from, table, stop == seq.length,
-                start < seq.target,
-            )
-        )  # fmt: skip
+        samples, prefill = stop == seq.length, start < seq.target
+        self.chunks.append(Chunk(seq.request.id, seq.row, start, tokens, table_from, table, samples, prefill))
         self.budget -= stop - start
-        if self._s.rules.plan_ahead and stop // self._s.config.page_size > seq.shared:
+        if s.rules.plan_ahead and stop // self._page > seq.shared:
             self._plan_ahead(seq, stop)
         if not seq.started:
             seq.started = True
-            if self._s.emit.wants(ev.PrefillStarted):
-                self._s.emit(ev.PrefillStarted(self._s.now, seq.request.id))
+            if s.emit.wants(ev.PrefillStarted):
+                s.emit(ev.PrefillStarted(s.now, seq.request.id))
 
     def _plan_ahead(self, seq: Sequence, stop: int) -> None:
         s = self._s

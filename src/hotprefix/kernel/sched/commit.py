@@ -15,11 +15,11 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Flight
 from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan, Transcript, said
-from hotprefix.kernel.sched.estimates import Estimates
-from hotprefix.kernel.sched.publish import publishable
-from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.sources import used
-from hotprefix.kernel.state import SchedulerState, progress_of
+from hotprefix.kernel.state.estimates import Estimates
+from hotprefix.kernel.state.publish import publishable
+from hotprefix.kernel.state.scheduler_state import SchedulerState, progress_of
+from hotprefix.kernel.state.sequence import Sequence
 
 MIN_PREFILL = 64
 PREFILL_SHARE = 0.9
@@ -30,6 +30,7 @@ class Committer:
 
     def __init__(self, state: SchedulerState) -> None:
         self._s = state
+        self._page = state.config.page_size
 
     def commit(self, plan: StepPlan, outcome: StepOutcome, every: bool) -> tuple[Progress, ...]:
         """Apply an outcome and return the progress of its requests, in the plan's order. every: see
@@ -44,81 +45,38 @@ class Committer:
         if s.tiers is not None:
             s.tiers.host.commit()
             self._learn(s.tiers.estimates, plan, outcome)
-        decodes, prefills = self._touched(plan, outcome)
-        told = [(seq.place, self._apply(seq, chunk, outcome, every)) for seq, chunk in decodes]
-        others = [self._prefilled(seq, chunk, outcome) for seq, chunk in prefills]
+        progress, decodes = [], 0
+        for chunk in plan.chunks:
+            seq = s.sequences[chunk.request]
+            if chunk.prefill:
+                done = self._prefilled(seq, chunk, outcome)
+            else:
+                decodes += 1
+                done = self._decoded(seq, outcome, every)
+            if done is not None:
+                progress.append(done)
+        s.counters.computed_output_tokens += decodes * outcome.repeats
         self._count_step(plan, True, outcome.repeats)
-        if every and len(s.cruise):
-            told += s.cruise.progress()
-            told.sort(key=_first)
-        return (*(done for _, done in told if done), *(done for done in others if done))
+        return tuple(progress)
 
-    def _touched(
-        self, plan: StepPlan, outcome: StepOutcome
-    ) -> tuple[list[tuple[Sequence, Chunk | None]], list[tuple[Sequence, Chunk]]]:
-        """The sequences for which this step changes more than one appended token, in the plan's order: first
-        decodes, then prefills. Each comes with its chunk if that was written out. A sequence that just left
-        the cruise comes with None."""
-        s, chunks = self._s, plan.chunks
-        written = [(s.sequences[c.request], c) for c in chunks.written]
-        decodes: list[tuple[Sequence, Chunk | None]] = [*written[: chunks.leading]]
-        for seq in [s.sequences[request] for request in outcome.failed]:
-            if seq.since is not None:
-                s.cruise.call(seq)
-                s.wake_up([seq])
-        if chunks.inside:
-            s.counters.computed_output_tokens += chunks.inside * outcome.repeats
-            gone = s.cruise.advance(outcome.sampled, outcome.repeats, outcome.stopped)
-            s.wake_up(gone)
-            decodes += [(seq, None) for seq in gone + s.cruise.called()]
-            decodes.sort(key=_place)
-        return decodes, written[chunks.leading :]
-
-    def _apply(
-        self, seq: Sequence, chunk: Chunk | None, outcome: StepOutcome, every: bool
-    ) -> Progress | None:
-        """Apply what the step did for one decode. chunk: None if the sequence just left the cruise. It may be
-        the one position that a prefill lacked."""
-        if chunk is None:
-            return self._cruised(seq, outcome, every)
-        if chunk.prefill:
-            return self._prefilled(seq, chunk, outcome)
-        return self._decoded(seq, chunk, outcome, every)
-
-    def _cruised(self, seq: Sequence, outcome: StepOutcome, every: bool) -> Progress | None:
-        """A decode that has just left the cruise: it ends, or it has completed its page and runs on."""
-        s, request = self._s, seq.request
-        if seq.aborted or request.id in outcome.failed:
-            seq.computed_total += outcome.repeats
+    def _decoded(self, seq: Sequence, outcome: StepOutcome, every: bool) -> Progress | None:
+        """A decode has gained one position with each repeat, and each of them sampled a token."""
+        s, page, start, repeats = self._s, self._page, seq.computed, outcome.repeats
+        seq.computed_total += repeats
+        if seq.aborted or (outcome.failed and seq.request.id in outcome.failed):
+            seq.computed = start + 1  # which tokens the further repeats computed is not known
             return self._cut_short(seq, outcome)
-        if request.id in outcome.stopped:
-            return s.end(seq, Finish.STOP, tk.last(seq.last))
-        if seq.outputs >= request.max_tokens:
-            return s.end(seq, Finish.LENGTH, tk.last(seq.last))
-        if not seq.computed % s.config.page_size:
-            self._publish(seq)
-        return progress_of(seq, tk.last(seq.last)) if every else None
-
-    def _decoded(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome, every: bool) -> Progress | None:
-        """A decode that needs or completes a page. It has gained one position with each repeat, and each of
-        them sampled a token."""
-        s, start = self._s, chunk.start
-        stop = seq.computed = seq.highest = start + outcome.repeats
-        seq.computed_total += outcome.repeats
-        s.counters.computed_output_tokens += outcome.repeats
-        if seq.aborted or seq.request.id in outcome.failed:
-            return self._cut_short(seq, outcome)
-        token, finish = self._sampled(seq, outcome)
+        stop = seq.computed = seq.highest = start + repeats
+        finish = self._append_sampled(seq, outcome)
         if finish is not None:
-            return s.end(seq, finish, token)
-        page = s.config.page_size
+            return s.end(seq, finish, tk.last(seq.last))
         if stop // page != start // page:
             self._publish(seq)
         if s.l1.groups:
             s.tables.windows.slide(seq, prompt_done=False)
         if s.suspects:
             self._trust(seq)
-        return progress_of(seq, token) if every else None
+        return progress_of(seq, tk.last(seq.last)) if every else None
 
     def _prefilled(self, seq: Sequence, chunk: Chunk, outcome: StepOutcome) -> Progress | None:
         s = self._s
@@ -131,7 +89,9 @@ class Committer:
             return self._cut_short(seq, outcome)
         token: int | None = None
         if chunk.samples:
-            token, finish = self._sampled(seq, outcome)
+            finish = self._append_sampled(seq, outcome)
+            if seq.request.max_tokens:
+                token = tk.last(seq.last)
             if seq.outputs == 1 and s.emit.wants(ev.FirstToken):
                 s.emit(ev.FirstToken(s.now, seq.request.id))
             if finish is not None:
@@ -150,14 +110,15 @@ class Committer:
             return self._s.end(seq, Finish.ABORT)
         return self._s.end(seq, Finish.ERROR, error=outcome.failed[seq.request.id])
 
-    def _sampled(self, seq: Sequence, outcome: StepOutcome) -> tuple[int | None, Finish | None]:
+    def _append_sampled(self, seq: Sequence, outcome: StepOutcome) -> Finish | None:
+        """Make known what the step sampled for a request. Returns why that ends it; None if it runs on."""
         request = seq.request
         if not request.max_tokens:
-            return None, Finish.LENGTH
-        token = seq.append(said(outcome.sampled, request.id, seq.outputs, outcome.repeats))
+            return Finish.LENGTH
+        seq.append(said(outcome.sampled, request.id, seq.outputs, outcome.repeats))
         if outcome.stopped and request.id in outcome.stopped:
-            return token, Finish.STOP
-        return token, Finish.LENGTH if seq.outputs >= request.max_tokens else None
+            return Finish.STOP
+        return Finish.LENGTH if seq.outputs >= request.max_tokens else None
 
     def _publish(self, seq: Sequence) -> None:
         s = self._s
@@ -184,11 +145,11 @@ class Committer:
         seq.recomputed += use.again
         seq.highest = max(seq.highest, stop)
         if not seq.executed:
-            self._first_use(seq)
+            self._count_first_use(seq)
         if s.emit.wants(ev.Prefilled):
             s.emit(ev.Prefilled(s.now, seq.request.id, start, stop, tuple(taken), use))
 
-    def _first_use(self, seq: Sequence) -> None:
+    def _count_first_use(self, seq: Sequence) -> None:
         """A request's first prefill step has run, so its prompt and its look-up are counted now. A request
         that may take nothing from the cache has not looked it up."""
         count, tokens = self._s.counters, seq.request.prompt_len
@@ -216,7 +177,6 @@ class Committer:
         s = self._s
         if s.host is not None:
             s.host.fail()
-        s.cruise.called()
         seqs = [s.sequences[chunk.request] for chunk in plan.chunks]
         for seq, chunk in zip(seqs, plan.chunks, strict=True):
             seq.suspect_until = max(seq.suspect_until, chunk.stop)
@@ -246,24 +206,16 @@ class Committer:
             tree = s.l1.tree
             s.emit(
                 ev.Stepped(
-                    s.now, plan.step, ok, prefill, (total - prefill) * repeats, s.running_count,
+                    s.now, plan.step, ok, prefill, (total - prefill) * repeats, len(s.running),
                     len(s.queue) + s.parked, s.l1.pool.free, tree.evictable_pages, tree.protected_pages,
                 )
             )  # fmt: skip
 
 
-def _place(touched: tuple[Sequence, Chunk | None]) -> int:
-    return touched[0].place
-
-
-def _first(told: tuple[int, Progress | None]) -> int:
-    return told[0]
-
-
 def _tokens(plan: StepPlan) -> tuple[int, int]:
     """The step's positions: (those of prefills, all)."""
-    prefill, total = 0, plan.chunks.inside
-    for chunk in plan.chunks.written:
+    prefill = total = 0
+    for chunk in plan.chunks:
         count = len(chunk.tokens) // tk.TOKEN_BYTES
         total += count
         if chunk.prefill:

@@ -34,11 +34,11 @@ from hotprefix.kernel.plan import Fetch, Stall, StepPlan
 from hotprefix.kernel.request import RequestId
 from hotprefix.kernel.sched.admit import Admission, Verdict
 from hotprefix.kernel.sched.chunking import StepChunks
-from hotprefix.kernel.sched.prefetch import Prefetcher
 from hotprefix.kernel.sched.refresh import QueueRefresh
 from hotprefix.kernel.sched.repeats import Repeats
-from hotprefix.kernel.sequence import Phase, Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.prefetch import Prefetcher
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Phase, Sequence
 
 NOTHING = Moves()
 
@@ -51,7 +51,7 @@ class Planner:
         self._admission = Admission(state)
         self._refresh = QueueRefresh(state)
         self._repeats = Repeats(state, self._admission, self._refresh)
-        self._draft = StepChunks(state)
+        self._step = StepChunks(state)
         self._admitted: list[AdmissionRecord] = []
         self._retracted: list[RequestId] = []
         self._blocked: list[Sequence] = []
@@ -71,11 +71,11 @@ class Planner:
 
     def plan(self) -> StepPlan:
         """Do the rest of the pass (all of it if `begin` was not called), and return its plan."""
-        s, draft = self._s, self._draft
+        s, step = self._s, self._step
         if not self.begun:
             self.begin()
         self.begun = False
-        draft.begin()
+        step.begin()
         self._admitted, self._retracted, self._blocked = [], [], []
         if s.prefetch is not None:
             s.prefetch.look_ahead(s.queue)
@@ -83,22 +83,22 @@ class Planner:
             if not (s.suspects and self._plan_alone(next(iter(s.suspects.values())))):
                 self._plan_batch()
             # Holds of sessions give way if nothing else can run.
-            if draft.computes or not (self._starved() and s.sessions.drop_oldest()):
+            if step.chunks or not (self._starved() and s.sessions.drop_oldest()):
                 break
-        planned = draft.computes
-        stall = None if planned else self._stall()
-        fetches, cancels = self._fetches(s.prefetch) if s.prefetch is not None else ((), ())
+        planned = bool(step.chunks)
+        stall = None if planned else self._note_stall()
+        fetches, cancels = self._take_fetches(s.prefetch) if s.prefetch is not None else ((), ())
         moves = s.host.take() if s.host is not None else NOTHING
         repeat = 1
-        if planned and not (draft.prefilled or self._retracted or fetches or cancels or moves != NOTHING):
-            repeat = self._repeats.of(len(draft.chunks), self._blocked)
+        if planned and not (step.prefilled or self._retracted or fetches or cancels or moves != NOTHING):
+            repeat = self._repeats.of(len(step.chunks), self._blocked)
         frames = s.tables.windows.take_assigned() if planned else ()
         return StepPlan(
-            s.step, draft.finished(), tuple(self._admitted), tuple(self._retracted), stall, fetches, cancels,
-            moves.stores, moves.saves, moves.restores, moves.touches, repeat, frames,
+            s.step, tuple(step.chunks), tuple(self._admitted), tuple(self._retracted), stall, fetches,
+            cancels, moves.stores, moves.saves, moves.restores, moves.touches, repeat, frames,
         )  # fmt: skip
 
-    def _fetches(self, prefetch: Prefetcher) -> tuple[tuple[Fetch, ...], tuple[int, ...]]:
+    def _take_fetches(self, prefetch: Prefetcher) -> tuple[tuple[Fetch, ...], tuple[int, ...]]:
         """(starts, cancels) for the plan; their events are emitted."""
         s = self._s
         fetches, cancels = prefetch.take()
@@ -111,19 +111,19 @@ class Planner:
         return fetches, cancels
 
     def _plan_batch(self) -> None:
-        s, draft = self._s, self._draft
+        s, step = self._s, self._step
         if s.preempts:
             self._preempt()
         while True:
-            draft.refill()
+            step.refill()
             self._make_room_for_decodes()
-            draft.add_decodes()
+            step.add_decodes()
             for seq in self._prefills():
                 if s.preempts:
                     self._admit(above=seq.request.priority)
-                draft.go_on(seq)
+                step.go_on(seq)
             self._admit()
-            if draft.computes:
+            if step.chunks:
                 return
             # Running prefills hold pages and wait for each other's. The cheapest gives way.
             victim = self._admission.victim(s.running)
@@ -133,12 +133,12 @@ class Planner:
 
     def _plan_alone(self, seq: Sequence) -> bool:
         """Plan nothing but one suspect. False if it cannot run yet."""
-        self._draft.refill()
+        self._step.refill()
         if seq.phase is Phase.RUNNING:
-            self._draft.go_on(seq)
+            self._step.go_on(seq)
         elif self._s.free_rows and self._admission.attempt(seq) is Verdict.ADMITTED:
             self._start(seq)
-        return bool(self._draft.chunks)
+        return bool(self._step.chunks)
 
     # -- running requests -------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Planner:
         page = s.config.page_size
         while True:
             need = 0
-            for q in s.awake:
+            for q in s.running:
                 if q.computed // page >= len(q.table) and q.length - q.computed == 1:
                     need += 1
             if need <= s.l1.available:
@@ -163,7 +163,7 @@ class Planner:
 
     def _prefills(self) -> list[Sequence]:
         """Running prefills in the order to continue them."""
-        prefills = [seq for seq in self._s.awake if seq.remaining > 1]
+        prefills = [seq for seq in self._s.running if seq.remaining > 1]
         if self._s.config.order is Order.PRIORITY:
             prefills.sort(key=lambda seq: seq.request.priority)
         return prefills
@@ -174,12 +174,12 @@ class Planner:
         """Try waiting requests in order. The rest is not tried after `lookahead` + 1 requests that do not
         fit, or after one that does not fit and may not be overtaken any more. above: only requests that are
         more important than this priority are tried."""
-        s, draft = self._s, self._draft
-        if not (draft.budget and s.free_rows and len(s.queue)) or self._suspect_overtaken():
+        s, step = self._s, self._step
+        if not (step.budget and s.free_rows and len(s.queue)) or self._suspect_overtaken():
             return
         blocked = 0
         for seq in self._admission.ordered():
-            if not (draft.budget and s.free_rows) or (above is not None and seq.request.priority >= above):
+            if not (step.budget and s.free_rows) or (above is not None and seq.request.priority >= above):
                 return
             shut = self._admission.shut(seq) or not self._can_start(seq)
             verdict = Verdict.BLOCKED if shut else self._admission.attempt(seq)
@@ -199,11 +199,11 @@ class Planner:
     def _can_start(self, seq: Sequence) -> bool:
         """Whether the rest of the budget is enough for the sequence's first chunk."""
         start = self._admission.cached_tokens(seq)
-        return self._draft.stop(start, seq.length) > start
+        return self._step.stop(start, seq.length) > start
 
     def _start(self, seq: Sequence) -> None:
         self._admitted.append(AdmissionRecord(seq.request.id, seq.row, seq.computed))
-        self._draft.add(seq)
+        self._step.add(seq)
 
     def _preempt(self) -> None:
         """Make room for the first waiting request by retracting less important ones. A request that waits for
@@ -228,10 +228,11 @@ class Planner:
         """Whether a plan without chunks means that room is lacking. It does not if all requests wait for
         L3."""
         s = self._s
-        return s.running_count > 0 or any(not s.waits_for_storage(seq) for seq in s.queue)
+        return bool(s.running) or any(not s.waits_for_storage(seq) for seq in s.queue)
 
-    def _stall(self) -> Stall | None:
-        """Why nothing runs although requests wait for room; None if none does."""
+    def _note_stall(self) -> Stall | None:
+        """Count and tell that nothing runs although requests wait for room, and return why; None if none
+        waits."""
         s = self._s
         waiting = self._ready()
         if not waiting:

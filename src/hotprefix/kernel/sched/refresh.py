@@ -22,12 +22,12 @@ from itertools import islice
 
 from hotprefix.kernel.cache.frames import Frames
 from hotprefix.kernel.cache.node import Match, Node
-from hotprefix.kernel.cache.windows import wanted_pages
 from hotprefix.kernel.config import Eviction, Refresh, Role
 from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.order import CACHE_AWARE
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Sequence
+from hotprefix.kernel.state.windows import wanted_pages
 
 RECENCY_BASED = frozenset({Eviction.LRU, Eviction.SLRU, Eviction.REUSE})
 

@@ -25,8 +25,8 @@ from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.admit import Admission
 from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.sched.refresh import QueueRefresh
-from hotprefix.kernel.sequence import Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Sequence
 
 
 class Repeats:
@@ -38,17 +38,14 @@ class Repeats:
         self._admission = admission
         self._refresh = refresh
 
-    def of(self, written: int, blocked: list[Sequence]) -> int:
-        """How many times a plan without prefills and retractions may run; >= 1. written: how many of its
-        chunks are written out."""
+    def of(self, chunks: int, blocked: list[Sequence]) -> int:
+        """How many times a plan without prefills and retractions may run; >= 1. chunks: how many it has."""
         s = self._s
-        if s.suspects or written + len(s.cruise) != s.running_count:
+        if s.suspects or chunks != len(s.running):
             return 1
         page, most = s.config.page_size, min(self._refresh.passes_left(), self._passes_shut(blocked))
         beyond = self._may_complete(blocked)
-        if len(s.cruise):
-            most = min(most, s.cruise.still(beyond))
-        for seq in s.awake:
+        for seq in s.running:
             most = min(most, page - 1 + beyond - seq.computed % page, seq.outputs_left)
             if s.l1.groups:
                 most = min(most, s.tables.windows.still(seq))

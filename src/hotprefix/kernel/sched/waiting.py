@@ -12,8 +12,8 @@ from __future__ import annotations
 from hotprefix.kernel.config import Order
 from hotprefix.kernel.plan import Head, Hindrance, Queue
 from hotprefix.kernel.sched.admit import Admission
-from hotprefix.kernel.sequence import Phase, Sequence
-from hotprefix.kernel.state import SchedulerState
+from hotprefix.kernel.state.scheduler_state import SchedulerState
+from hotprefix.kernel.state.sequence import Phase, Sequence
 
 WAITING = frozenset({Phase.WAITING, Phase.PARKED})
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hotprefix.kernel.plan import Chunk, Chunks
+from hotprefix.kernel.plan import Chunk
 
 
 class Features(NamedTuple):
@@ -39,10 +39,8 @@ class Features(NamedTuple):
 
 def features(chunks: Iterable[Chunk]) -> Features:
     """The numbers of one forward pass over `chunks`."""
-    chunks = chunks if isinstance(chunks, Chunks) else Chunks(tuple(chunks))
-    tokens = context = 0
-    decodes, decode_context = chunks.inside, chunks.reach + chunks.inside
-    for chunk in chunks.written:
+    tokens = context = decodes = decode_context = 0
+    for chunk in chunks:
         start = chunk.start
         n = len(chunk.tokens) >> 2
         if n == 1:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from hotprefix.kernel.cache.frames import Frames
 from hotprefix.kernel.cache.node import Node
 from hotprefix.kernel.cache.tree import PrefixTree
-from hotprefix.kernel.cache.windows import Tail
 from hotprefix.kernel.request import Namespace
+from hotprefix.kernel.state.windows import Tail
 
 Key = tuple[Namespace, str]
 

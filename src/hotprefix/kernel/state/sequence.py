@@ -82,7 +82,6 @@ class Sequence:
 
     Scheduling:
     row: its row in the batch, -1 unless it runs.
-    place: grows from admission to admission; the running batch is in this order.
     held: the step since which it waits for pages that other requests' steps compute; None if it does not.
     shut: (match, rooms given back, reserve's share) when it last failed to fit. While all three are unchanged
     it need not be tried again. None if nothing is known.
@@ -90,8 +89,6 @@ class Sequence:
     retractions: how often it was retracted.
     failures: how many steps of it have failed since it last got past a failure.
     suspect_until: the position past which a suspect of a failed step is trusted again.
-    since: the cruise's clock up to which its own fields are right; None unless it cruises (cruise.py).
-    due: the cruise's clock at which it has to leave; valid only while it cruises.
     """
 
     __slots__ = (
@@ -102,7 +99,6 @@ class Sequence:
         "computed",
         "computed_total",
         "dirty_from",
-        "due",
         "executed",
         "failures",
         "fetch",
@@ -118,7 +114,6 @@ class Sequence:
         "outputs",
         "overtaken",
         "phase",
-        "place",
         "private",
         "recomputed",
         "request",
@@ -130,7 +125,6 @@ class Sequence:
         "serial",
         "shared",
         "shut",
-        "since",
         "started",
         "storage",
         "suspect_until",
@@ -158,11 +152,8 @@ class Sequence:
         self.shared = 0
         self.handle: Node | None = None
         self.row = -1
-        self.place = 0
         self.started = False
         self.private = False
-        self.since: int | None = None
-        self.due = 0
         self.dirty_from = 0
         self.memo: Match | None = None
         self.shut: tuple[Match, tuple[int, int], float] | None = None
@@ -246,16 +237,13 @@ class Sequence:
             return self.request.key, start * tk.TOKEN_BYTES
         return self.key(start, stop), 0
 
-    def append(self, sampled: int | bytes) -> int:
-        """Make sampled tokens known: one as an int, or several as int32 bytes. Returns the last of them,
-        which has no KV yet (rule 9)."""
-        words = sampled if isinstance(sampled, bytes) else tk.word(sampled)
-        self.said += words
-        count = len(words) // tk.TOKEN_BYTES
+    def append(self, sampled: bytes) -> None:
+        """Make sampled tokens known, given as int32 bytes. The last of them has no KV yet (rule 9)."""
+        self.said += sampled
+        count = len(sampled) // tk.TOKEN_BYTES
         self.length += count
         self.outputs += count
-        self.last = words if count == 1 else words[-tk.TOKEN_BYTES :]
-        return tk.last(self.last)
+        self.last = sampled if count == 1 else sampled[-tk.TOKEN_BYTES :]
 
     def restart(self) -> None:
         """Wait again, with everything known so far as the new prefill target."""

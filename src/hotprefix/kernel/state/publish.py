@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hotprefix.kernel.config import Capabilities, Flight, GroupKind, KernelConfig, Publication
-from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Decodes that cruise give the same plans, events, pages and text as decodes that are planned and applied one
-by one (`kernel/sched/cruise.py`). The reference is the same kernel with cruising switched off, as it is if
-there are layer groups."""
+"""A driver that gives a transcript gets the same plans, events, pages and text as one that reports the
+tokens of each step.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hotprefix.errors import RequestRejected
 from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Eviction, Flight, Order, Publication, TierConfig, Write
-from hotprefix.kernel.plan import Chunks, Progress, StepOutcome, Transcript
+from hotprefix.kernel.plan import Progress, StepOutcome, Transcript
 from tests.support.drive import Driver
 
 BUDGET = 24
@@ -44,15 +44,13 @@ EVENTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3), st.integers(0
 class Program:
     """Runs arrivals and the events that happen to them, and notes all that a driver sees."""
 
-    def __init__(self, config: dict[str, Any], pages: int, page: int, cruises: bool) -> None:
+    def __init__(self, config: dict[str, Any], pages: int, page: int) -> None:
         self.told: list[ev.Event] = []
         self.d = Driver(
             pages, page, sink=self.told.append, max_running=BUDGET, max_batched_tokens=BUDGET, **config
         )
-        self.d.kernel._planner._draft._cruises = cruises
         self.progress: list[tuple[Progress, ...]] = []
         self.sampled: dict[str, bytes] = {}
-        self.inside = 0
 
     def run(
         self, arrivals: list[tuple[int, ...]], happens: list[tuple[int, int, int]], stops: frozenset[int]
@@ -65,7 +63,6 @@ class Program:
             now = [(what, f"r{who}") for at, what, who in happens if at == step]
             self._abort(now, 1)
             plan = d.plan()
-            self.inside += plan.chunks.inside
             if plan.empty:
                 d.now += 1
                 continue
@@ -103,10 +100,10 @@ class Program:
 
 
 class Knowing(Program):
-    """A driver that knows the tokens beforehand (a transcript) and never looks at a chunk."""
+    """A driver that knows the tokens beforehand."""
 
     def __init__(self, config: dict[str, Any], pages: int, page: int, known: Program) -> None:
-        super().__init__(config, pages, page, True)
+        super().__init__(config, pages, page)
         self._known = iter(known.d.plans)
         self._transcript = Transcript(
             lambda r, first, count: known.sampled[r][4 * first : 4 * (first + count)]
@@ -132,7 +129,6 @@ class Knowing(Program):
         return StepOutcome(sampled=self._transcript, stopped=ends - failed.keys(), failed=failed)
 
     def _next(self, known: Any, request: str) -> int:
-        self.d.kernel._s.cruise.settle()
         return tk.last(self._transcript.read(request, known[request].outputs, 1))
 
 
@@ -141,31 +137,22 @@ def _worded(progress: list[tuple[Progress, ...]]) -> list[list[Progress]]:
     return [[p._replace(error=p.error and "error") for p in step] for step in progress]
 
 
-def reach(chunks: Chunks) -> int:
-    """The sum of the starts of the chunks that were not written out at once."""
-    written = {chunk.request for chunk in chunks.written}
-    return sum(chunk.start for chunk in chunks if chunk.request not in written)
-
-
 @settings(deadline=None)
 @given(
     config=CONFIGS, arrivals=ARRIVALS, happens=EVENTS, page=st.sampled_from([2, 4, 8, 16]),
     tokens=st.integers(60, 400), stops=st.sampled_from([frozenset(), frozenset(range(6))]),
 )  # fmt: skip
-def test_cruising_decides_nothing(
+def test_a_transcript_decides_nothing(
     config: dict[str, Any], arrivals: list[tuple[int, ...]], happens: list[tuple[int, int, int]], page: int,
     tokens: int, stops: frozenset[int],
 ) -> None:  # fmt: skip
     pages = max(1, tokens // page)
-    plain = Program(config, pages, page, False).run(arrivals, happens, stops)
-    assert not plain.inside
-    for other in (Program(config, pages, page, True), Knowing(config, pages, page, plain)):
-        other.run(arrivals, happens, stops)
-        assert other.told == plain.told
-        assert all(p.chunks.reach == reach(p.chunks) for p in other.d.plans)
-        assert _worded(other.progress) == _worded(plain.progress)
-        assert other.d.plans == plain.d.plans
-        assert other.d.kernel.counters == plain.d.kernel.counters
-        assert other.d.kernel.status() == plain.d.kernel.status()
-        assert other.d.outputs == plain.d.outputs
+    plain = Program(config, pages, page).run(arrivals, happens, stops)
+    other = Knowing(config, pages, page, plain).run(arrivals, happens, stops)
+    assert other.told == plain.told
+    assert _worded(other.progress) == _worded(plain.progress)
+    assert other.d.plans == plain.d.plans
+    assert other.d.kernel.counters == plain.d.kernel.counters
+    assert other.d.kernel.status() == plain.d.kernel.status()
+    assert other.d.outputs == plain.d.outputs
     plain.d.assert_cold_equal()

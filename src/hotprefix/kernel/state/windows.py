@@ -25,7 +25,7 @@ from itertools import islice
 from hotprefix.kernel.cache.frames import Frames
 from hotprefix.kernel.cache.node import Match
 from hotprefix.kernel.plan import PageFrame
-from hotprefix.kernel.sequence import Sequence as Seq
+from hotprefix.kernel.state.sequence import Sequence as Seq
 
 Tail = tuple[tuple[Frames, list[int]], ...]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
-from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state.sequence import Sequence
 
 
 class WaitingQueue:
@@ -42,7 +42,7 @@ class WaitingQueue:
         """How many waiting requests came after the one with that serial."""
         return len(self._items) - bisect_right(self._items, serial, key=_serial)
 
-    def admitted(self, seq: Sequence) -> None:
+    def take_admitted(self, seq: Sequence) -> None:
         """Remove an admitted sequence. Every request that came before it and still waits was overtaken."""
         at = bisect_left(self._items, seq.serial, key=_serial)
         self.remove(seq)

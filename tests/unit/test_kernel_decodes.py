@@ -1,5 +1,4 @@
-"""Decodes inside a page: who cruises when, and what ends it (`kernel/sched/cruise.py`). That nothing else
-changes by it is for `tests/property/test_cruise.py`."""
+"""Decodes: what a step in flight counts and loses if it is aborted or fails, and what a driver is told."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import pytest
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.plan import Chunk, Finish, StepOutcome, Transcript
+from hotprefix.kernel.plan import Finish, StepOutcome, Transcript
 from tests.support.drive import Driver
 
 
@@ -22,48 +21,15 @@ def decoding(**config: object) -> Driver:
 
 
 def unchecked(d: Driver, steps: int) -> None:
-    """Steps without `Kernel.check`, which brings all up to date."""
+    """Steps that are given tokens instead of computing them."""
     for _ in range(steps):
         d.kernel.commit(d.kernel.plan(d.now), StepOutcome(sampled=dict.fromkeys("ab", 1)), d.now)
-
-
-def test_only_the_ends_of_a_page_are_written_out() -> None:
-    d = decoding()
-    seen = [(d.step().chunks, d.now)[0] for _ in range(8)]
-    # Both are at position 1 of a page: two positions inside, one that completes it, one that needs the next.
-    assert [(c.inside, len(c.written)) for c in seen] == [(2, 0), (2, 0), (0, 2), (0, 2)] * 2
-    assert [c.reach for c in seen[:2]] == [5 + 9, 6 + 10]
-    d.run()
-    d.assert_cold_equal()
-
-
-def test_a_chunk_that_was_not_written_out_says_the_same_later() -> None:
-    d = decoding()
-    plan = d.plan()
-    d.execute(plan)
-    again = decoding()
-    late = again.plan()
-    told = {r: d.outputs[r][1] for r in "ab"}
-    again.now += 1
-    again.kernel.commit(late, StepOutcome(sampled=told), again.now)
-    for _ in range(9):
-        later = again.kernel.plan(again.now)
-        again.kernel.commit(later, StepOutcome(sampled=dict.fromkeys("ab", 1)), again.now)
-    first = {r: tk.word(d.outputs[r][0]) for r in "ab"}
-    assert (
-        late.chunks
-        == plan.chunks
-        == (
-            Chunk("a", 0, 5, first["a"], 2, (), True, False),
-            Chunk("b", 1, 9, first["b"], 3, (), True, False),
-        )
-    )
 
 
 def test_an_abort_during_a_step_that_fails_ends_the_request_once() -> None:
     d = decoding()
     plan = d.plan()
-    assert plan.chunks.inside == 2
+    assert len(plan.chunks) == 2
     d.abort("a")
     d.executor.fail_next = 1
     d.execute(plan)
@@ -112,15 +78,28 @@ def test_a_transcript_gives_what_it_is_asked_for() -> None:
         d.kernel.commit(plan, StepOutcome(sampled=Transcript(lambda *_: tk.encode([1, 2]))), 0.0)
 
 
-def test_whoever_asks_for_the_running_batch_finds_it_up_to_date() -> None:
-    d = decoding()
-    unchecked(d, 1)
-    assert [(q.computed, q.length, q.outputs) for q in d.kernel._s.running] == [(6, 7, 2), (10, 11, 2)]
-
-
 def test_a_failed_step_loses_all_that_was_computed() -> None:
     events: list[ev.Event] = []
     d = decoding(sink=events.append)
     unchecked(d, 1)
     d.kernel.commit(d.kernel.plan(d.now), StepOutcome(ok=False), d.now)
     assert [(e.request, e.lost) for e in events if isinstance(e, ev.Retracted)] == [("a", 6), ("b", 10)]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_an_abort_during_repeats_publishes_no_position_whose_token_is_unknown(failed: bool) -> None:
+    """The step could complete a page, but only the first of its positions has a known token."""
+    d = Driver(page_size=4)
+    d.submit("a", [1, 2, 3, 4], 20)
+    d.step()
+    plan = d.plan()
+    assert plan.repeat == 4
+    if not failed:
+        d.kernel.abort("a", d.now)
+    outcome = StepOutcome(
+        sampled={"a": tk.encode([9] * 4)}, repeats=4, failed={"a": "no token"} if failed else {}
+    )
+    [progress] = d.kernel.commit(plan, outcome, d.now)
+    assert (progress.finish, progress.computed) == (Finish.ERROR if failed else Finish.ABORT, 8)
+    d.kernel.check()
+    assert [(tk.count(n.key), n.pages) for n in d.kernel._s.l1.tree.walk_nodes()] == [(4, [0])]

@@ -8,26 +8,25 @@ Rules:
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.cache.expected_reuse import Expected
 from hotprefix.kernel.cache.node import Match, Node
-from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.config import Capabilities, Eviction, Flight, KernelConfig, Order
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.plan import Finish, Progress
 from hotprefix.kernel.request import RequestId
-from hotprefix.kernel.sched.cruise import Cruise
-from hotprefix.kernel.sched.flight import ExactFlights
-from hotprefix.kernel.sched.publish import publishable, rules_for
-from hotprefix.kernel.sched.queue import WaitingQueue
-from hotprefix.kernel.sched.reserve import Reserve
-from hotprefix.kernel.sched.sessions import SessionHolds
-from hotprefix.kernel.sched.tiers import LowerTiers
-from hotprefix.kernel.sequence import Phase, Sequence
 from hotprefix.kernel.sources import Source, Taken
+from hotprefix.kernel.state.flight import ExactFlights
+from hotprefix.kernel.state.publish import publishable, rules_for
+from hotprefix.kernel.state.queue import WaitingQueue
+from hotprefix.kernel.state.reserve import Reserve
+from hotprefix.kernel.state.sequence import Phase, Sequence
+from hotprefix.kernel.state.sessions import SessionHolds
+from hotprefix.kernel.state.tables import Tables
+from hotprefix.kernel.state.tiers import LowerTiers
 
 
 class SchedulerState:
@@ -50,8 +49,7 @@ class SchedulerState:
     sequences: every request that has not ended, by id.
     queue: those that wait.
     parked: how many wait behind a flight's leader, outside the queue.
-    awake: running sequences that do not cruise, in the order of admission.
-    cruise: running sequences about which nothing is to be decided for a while.
+    running: those that run, in the order of admission.
     suspects: the requests of failed steps that are not past the point of failure, by id.
     free_rows: the batch's rows that no request has.
     reserve: the share of outputs that an admission leaves room for.
@@ -77,10 +75,7 @@ class SchedulerState:
         self.checkpoints = any(group.optional for group in self.l1.groups)
         self.tables = Tables(self.l1)
         self.queue = WaitingQueue()
-        self._running: list[Sequence] = []
-        self.awake: list[Sequence] = []
-        self.cruise = Cruise(config.page_size)
-        self._admissions = 0
+        self.running: list[Sequence] = []
         self.sequences: dict[RequestId, Sequence] = {}
         self.suspects: dict[RequestId, Sequence] = {}
         self.parked = 0
@@ -97,30 +92,14 @@ class SchedulerState:
         self.prefetch = self.tiers.prefetch if self.tiers is not None else None
 
     @property
-    def running(self) -> list[Sequence]:
-        """All running sequences in the order of admission. Fields of those that cruise are brought up to date
-        first."""
-        self.cruise.settle()
-        return self._running
-
-    @property
     def given_back(self) -> tuple[int, int]:
         """A pair of counts that changes whenever room may have been gained in L1."""
         return self.tables.given_back, self.l1.tree.unprotected
 
-    @property
-    def running_count(self) -> int:
-        return len(self._running)
-
     def is_end(self, node: Node) -> bool:
         """Whether the shared part of any running sequence ends with this node. Its next page will be hung
         there."""
-        return any(seq.handle is node for seq in self._running)
-
-    def wake_up(self, seqs: list[Sequence]) -> None:
-        """Put sequences that have left the cruise back among those awake."""
-        for seq in seqs:
-            insort(self.awake, seq, key=_place)
+        return any(seq.handle is node for seq in self.running)
 
     def _on_evict(self, pages: list[int]) -> None:
         self.counters.evicted_pages += len(pages)
@@ -172,17 +151,14 @@ class SchedulerState:
     def admit(self, seq: Sequence, match: Match | None) -> None:
         """Let a waiting sequence run: it gets a row and a persistent pin, and takes over the pages of `match`
         (None: it takes none)."""
-        self.queue.admitted(seq)
+        self.queue.take_admitted(seq)
         seq.phase = Phase.RUNNING
         seq.row = self.free_rows.pop()
         self.tables.open(seq)
         if match is not None:
             self.take_over(seq, match)
-        self._admissions += 1
-        seq.place = self._admissions
         seq.started = False
-        self._running.append(seq)
-        self.awake.append(seq)
+        self.running.append(seq)
         resident = (match.pages - match.planned) * self.config.page_size if match else 0
         seq.held = None
         restored = 0
@@ -253,22 +229,18 @@ class SchedulerState:
         If its pin is on planned pages, their step has failed. It had published all that it had computed
         before them, and the planned pages are taken back with that step.
         """
-        if seq.since is None:
-            self.awake.remove(seq)
-        else:
-            self.cruise.leave(seq)
         if not seq.pin.planned:
             self.publish(seq, publishable(self.rules, seq, ended=True))
             if self.tiers is not None:
                 self.tiers.leaves(seq)
         self.tables.release(seq)
         self.free_rows.append(seq.row)
-        self._running.remove(seq)
+        self.running.remove(seq)
 
     def publish(self, seq: Sequence, tokens: int) -> None:
         """Let the complete pages below position `tokens` be found by others. Pages that were planned before
         are real by now."""
-        self.tables.settled(seq)
+        self.tables.join_runs(seq)
         before = seq.shared
         added = self.tables.publish(seq, tokens)
         self.counters.indexed_pages += added
@@ -306,7 +278,7 @@ class SchedulerState:
         else:
             self._hand_over(seq)
         if self.flights is not None:
-            self.flights.ended(seq.request.id)
+            self.flights.forget(seq.request.id)
         del self.sequences[seq.request.id]
         self.suspects.pop(seq.request.id, None)
         self._count_end(seq, finish)
@@ -363,10 +335,6 @@ class SchedulerState:
     def _hand_over(self, seq: Sequence) -> None:
         if self.flights is not None and self.flights.leads(seq.request.id):
             self.wake(self.flights.hand_over(seq.request.id))
-
-
-def _place(seq: Sequence) -> int:
-    return seq.place
 
 
 def progress_of(

@@ -13,8 +13,8 @@ from __future__ import annotations
 from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.node import Match
 from hotprefix.kernel.cache.tier import Tier
-from hotprefix.kernel.cache.windows import Windows
-from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state.sequence import Sequence
+from hotprefix.kernel.state.windows import Windows
 
 
 class Tables:
@@ -189,7 +189,7 @@ class Tables:
         seq.shared = last
         return inserted.added
 
-    def settled(self, seq: Sequence) -> None:
+    def join_runs(self, seq: Sequence) -> None:
         """The sequence's planned pages have become real: join its runs in the tree where possible."""
         if seq.handle is not None:
             seq.handle = self._l1.tree.merge_up(seq.handle)

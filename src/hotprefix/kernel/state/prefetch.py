@@ -22,12 +22,12 @@ from hotprefix.errors import ProtocolError
 from hotprefix.kernel.cache.host import HostTier
 from hotprefix.kernel.cache.keys import chain, root_key
 from hotprefix.kernel.cache.node import Node
-from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.config import Prefetch
 from hotprefix.kernel.plan import Fetch
 from hotprefix.kernel.request import Namespace
-from hotprefix.kernel.sched.estimates import Estimates
-from hotprefix.kernel.sequence import Sequence
+from hotprefix.kernel.state.estimates import Estimates
+from hotprefix.kernel.state.sequence import Sequence
+from hotprefix.kernel.state.tables import Tables
 from hotprefix.kernel.tokens import TOKEN_BYTES
 
 

@@ -16,13 +16,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hotprefix.kernel.cache.host import HostTier, Landed
-from hotprefix.kernel.cache.tables import Tables
 from hotprefix.kernel.cache.tier import Tier
 from hotprefix.kernel.config import Eviction, TierConfig, Write
-from hotprefix.kernel.sched.estimates import Estimates
-from hotprefix.kernel.sched.prefetch import Prefetcher
-from hotprefix.kernel.sequence import Sequence
 from hotprefix.kernel.sources import Source, Taken
+from hotprefix.kernel.state.estimates import Estimates
+from hotprefix.kernel.state.prefetch import Prefetcher
+from hotprefix.kernel.state.sequence import Sequence
+from hotprefix.kernel.state.tables import Tables
 
 
 class Copied(NamedTuple):

@@ -96,7 +96,7 @@ class ExactFlights:
         self._released.add(leader)
         return [heir]
 
-    def ended(self, request: RequestId) -> None:
+    def forget(self, request: RequestId) -> None:
         """Forget a request that has ended: a follower that was still waiting, or a released request. Raises
         ProtocolError for a leader (release or hand over first) and for an unknown id."""
         if request in self._released:
