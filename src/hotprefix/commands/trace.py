@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hotprefix.commands.options import takes
 from hotprefix.commands.readable import readable
 from hotprefix.errors import InputError
 
@@ -40,6 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 
 @app.command()
+@takes()
 def info(
     file: File,
     format: Format = "auto",
@@ -68,6 +70,7 @@ def info(
 
 
 @app.command()
+@takes()
 def convert(
     file: File,
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
@@ -102,6 +105,7 @@ def convert(
 
 
 @app.command()
+@takes()
 def gather(
     folder: Annotated[Path, typer.Argument(help="kv-cache-tester's folder of trace_*.json files.")],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
@@ -128,6 +132,7 @@ def gather(
 
 
 @app.command()
+@takes()
 def published(
     folder: Annotated[
         Path | None, typer.Option(envvar=FOLDER_VARIABLE, help="Where your copies are.", show_envvar=True)
@@ -165,6 +170,7 @@ def published(
 
 
 @app.command()
+@takes()
 def generate(
     name: Annotated[str, typer.Argument(help="agents, bursts, documents, churn or stranger.")],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
@@ -192,6 +198,7 @@ def generate(
 
 
 @app.command()
+@takes()
 def check(
     file: File,
     format: Format = "auto",
@@ -227,6 +234,7 @@ def check(
 
 
 @app.command()
+@takes()
 def fit(
     file: Annotated[Path, typer.Argument(help="Coding-agent session file.")],
     out: Annotated[Path, typer.Option(help="JSON file to write, for `trace generate --params`.")],
