@@ -23,6 +23,7 @@ from hotprefix.commands.calibrate import calibrate
 from hotprefix.commands.compile import compile_
 from hotprefix.commands.options import filled, takes
 from hotprefix.commands.replay import replay
+from hotprefix.definitions import Slo
 from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError, HotprefixError, InputError
 from hotprefix.kernel.config import Refresh
@@ -46,7 +47,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 @app.command()
-@takes(ServerConfig, EngineConfig)
+@takes(ServerConfig, EngineConfig, Slo)
 def serve(**given: Any) -> None:
     """Serve the OpenAI API on a real model, until SIGTERM or SIGINT.
 
@@ -59,7 +60,9 @@ def serve(**given: Any) -> None:
 
     if os.environ.get("HOTPREFIX_WAITING_REFRESH") == "0":
         given["refresh"] = Refresh.OFF
-    run_server(filled(EngineConfig, given), filled(ServerConfig, given))
+    slo = filled(Slo, given)
+    engine = filled(EngineConfig, given, slo=None if slo == Slo() else slo)
+    run_server(engine, filled(ServerConfig, given))
 
 
 @app.command()
@@ -95,7 +98,6 @@ def bench(
 
 
 @app.command()
-@takes()
 def inspect(
     log: Annotated[
         Path, typer.Argument(help="Event log (.jsonl or .parquet); its further parts are read too.")
@@ -111,8 +113,8 @@ def inspect(
 ) -> None:
     """Show what an event log says: chains, loss, sources, hot and cold groups, buckets.
 
-    Writes a page with tables and charts (--out), a table with a row a request (--rows), or both; --json prints
-    the page's figures.
+    Writes a page with tables and charts (--out) or a table with a row a request (--rows); --json prints the
+    page's figures.
 
     Example: hotprefix inspect events.jsonl --out events.html
     """
@@ -129,10 +131,13 @@ def inspect(
         stderr.print(f"rows: {rows}")
 
 
-app.command()(takes()(replay))
+app.command()(replay)
 app.command()(calibrate)
 app.command("compile")(compile_)
 app.add_typer(trace.app, name="trace")
+for each in (*app.registered_commands, *trace.app.registered_commands):
+    assert each.callback is not None
+    each.callback = takes()(each.callback)  # so that wrong numbers are told alike everywhere
 
 
 def _need_engine() -> None:

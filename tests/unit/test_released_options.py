@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import typer
 
 from hotprefix.cli import app
 from hotprefix.engine.config import EngineConfig
-from hotprefix.errors import HotprefixError, InputError
-from hotprefix.server.config import ServerConfig
+from hotprefix.errors import InputError
+from hotprefix.options import settings
 
 RELEASED = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "released-options.json").read_text(encoding="utf-8")
@@ -34,34 +33,25 @@ def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def kind(command: Any, given: Any) -> str:
-    """What becomes of a value: whole numbers are tried first, text last."""
+    """What a value is read as."""
     if given.nargs == -1 or given.multiple:
         return "list"
     if getattr(given, "is_flag", False):
         return "switch"
-    for value, kind in (("text", None), ("2.5", "number"), ("2", "whole number")):
+    for value in ("text", "2.5", "2"):
         try:
             found = given.process_value(command.make_context("", [], resilient_parsing=True), value)
-        except (HotprefixError, typer.BadParameter):
+        except (InputError, typer.BadParameter):
             continue
-        if kind is None and isinstance(found, str | Path):
-            return "path" if isinstance(found, Path) else "text"
-        if kind:
-            return kind
-    return "choice"
-
-
-def plain(value: Any) -> Any:
-    """A default as JSON has it."""
-    if isinstance(value, Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
+        kinds = {float: "number", int: "whole number", str: "text"}
+        return "path" if isinstance(found, Path) else kinds[type(found)]
+    return "unknown"
 
 
 def options(command: Any) -> dict[str, Any]:
     return {
         " ".join([*given.opts, *given.secondary_opts]): {
-            "default": plain(given.default), "kind": kind(command, given), "required": given.required,
+            "default": given.default, "kind": kind(command, given), "required": given.required,
             "environment": given.envvar,
         }
         for given in command.params
@@ -70,3 +60,23 @@ def options(command: Any) -> dict[str, Any]:
 
 def all_options() -> dict[str, Any]:
     return {name: options(each) for name, each in commands(typer.main.get_command(app))}
+
+
+FOUND = all_options()
+
+
+@pytest.mark.parametrize("command", RELEASED)
+def test_every_released_option_is_as_it_was(command: str) -> None:
+    for flags, was in RELEASED[command].items():
+        now = {"required": False, "environment": None} | {k: v for k, v in was.items() if k != "choices"}
+        assert FOUND[command][flags] == now, f"{command} {flags}"
+
+
+@pytest.mark.parametrize(
+    ("flag", "choices"),
+    [(flag, was["choices"]) for flag, was in RELEASED["serve"].items() if "choices" in was],
+)
+def test_every_released_choice_is_one_still(flag: str, choices: list[str]) -> None:
+    name = flag.removeprefix("--")
+    allowed = next(one.choices for one in settings(EngineConfig) if one.name == name)
+    assert set(choices) <= set(allowed)

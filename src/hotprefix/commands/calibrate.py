@@ -34,7 +34,9 @@ stderr = Console(stderr=True)
 )
 def calibrate(
     out: Annotated[Path, typer.Option(help="JSON file to write.")],
-    name: Annotated[str | None, typer.Option(help="Name of the cost model; default: the file's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the cost model.", metavar="NAME", show_default="the file's")
+    ] = None,
     clock: Annotated[
         str,
         typer.Option(

@@ -18,13 +18,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hotprefix.commands.options import takes
 from hotprefix.commands.readable import readable
 from hotprefix.errors import InputError
 
 FOLDER_VARIABLE = "HOTPREFIX_TRACES"
 
-app = typer.Typer(no_args_is_help=True, help="Look at traces, get, convert, generate, check and fit them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at traces, get, convert, generate, check and fit them.\n\n"
+    "Example: hotprefix trace info sample:agents",
+)
 stderr = Console(stderr=True)
 
 File = Annotated[str, typer.Argument(help="Trace file, folder of kv-cache-tester, or sample:agents.")]
@@ -41,7 +44,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 
 @app.command()
-@takes()
 def info(
     file: File,
     format: Format = "auto",
@@ -54,6 +56,8 @@ def info(
     json: Json = False,
 ) -> None:
     """Count a trace: requests, tokens, what an endless cache would reuse.
+
+    Prints a table on stderr, or JSON on stdout.
 
     Example: hotprefix trace info mooncake.jsonl.gz --json
     """
@@ -70,7 +74,6 @@ def info(
 
 
 @app.command()
-@takes()
 def convert(
     file: File,
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
@@ -87,6 +90,8 @@ def convert(
     seed: Annotated[int, typer.Option(help="Of the session starts.")] = 0,
 ) -> None:
     """Write a trace in our own format (docs/traces.md).
+
+    OUT has a JSON object a line, a request each, as `replay` would read them.
 
     Example: hotprefix trace convert cc_weka_sessions_b64.jsonl.gz --session-rate 0.2 --out agents.jsonl.zst
     """
@@ -105,11 +110,10 @@ def convert(
 
 
 @app.command()
-@takes()
 def gather(
     folder: Annotated[Path, typer.Argument(help="kv-cache-tester's folder of trace_*.json files.")],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
-    max_bytes: Annotated[int | None, typer.Option(help="Leave out files that are larger.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Leave out files of more bytes.")] = None,
 ) -> None:
     """Put recorded coding-agent sessions into one file, each on a line (docs/traces.md).
 
@@ -132,7 +136,6 @@ def gather(
 
 
 @app.command()
-@takes()
 def published(
     folder: Annotated[
         Path | None, typer.Option(envvar=FOLDER_VARIABLE, help="Where your copies are.", show_envvar=True)
@@ -170,7 +173,6 @@ def published(
 
 
 @app.command()
-@takes()
 def generate(
     name: Annotated[str, typer.Argument(help="agents, bursts, documents, churn or stranger.")],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
@@ -185,6 +187,8 @@ def generate(
 ) -> None:
     """Make a trace up, with published parameters or yours.
 
+    Writes it in our own format (docs/traces.md); equal seeds give equal bytes.
+
     Example: hotprefix trace generate agents --set sessions=20 --seed 7 --out agents.jsonl.gz
     """
     from hotprefix.lab.trace.generate.registry import generate_trace
@@ -198,7 +202,6 @@ def generate(
 
 
 @app.command()
-@takes()
 def check(
     file: File,
     format: Format = "auto",
@@ -208,7 +211,9 @@ def check(
     shared_prefix: SharedPrefix = None,
     json: Json = False,
 ) -> None:
-    """Find everything that is wrong with a trace. Exit status 2 where something is.
+    """Find everything that is wrong with a trace. Exit status 2 if something is.
+
+    Prints each kind of fault with its count and its first case.
 
     Example: hotprefix trace check mine.jsonl
     """
@@ -234,13 +239,14 @@ def check(
 
 
 @app.command()
-@takes()
 def fit(
     file: Annotated[Path, typer.Argument(help="Coding-agent session file.")],
     out: Annotated[Path, typer.Option(help="JSON file to write, for `trace generate --params`.")],
     skip_bad: SkipBad = False,
 ) -> None:
     """Fit the coding-agent generator to recorded sessions.
+
+    Writes parameters, and prints how well each distribution fits.
 
     Example: hotprefix trace fit cc_weka_sessions_b64.jsonl.gz --out fitted.json
     """

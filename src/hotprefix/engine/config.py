@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from hotprefix.definitions import Slo
-from hotprefix.engine.options import Group, Needs, Option, check, check_needs, option
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import (
     Eviction,
@@ -25,22 +24,14 @@ from hotprefix.kernel.config import (
     TierConfig,
     Write,
 )
+from hotprefix.options import Group, Needs, check, option
 
 MODEL, CACHE, POLICIES, LIMITS = Group.MODEL, Group.CACHE, Group.POLICIES, Group.LIMITS
 TIERS, SEEN, EVENTS = Group.TIERS, Group.OBSERVABILITY, Group.KV_EVENTS
-BY_PRIORITY: Final = Needs("order='priority'", lambda config: config.order is Order.PRIORITY)
-L2: Final = Needs("an L2: give l2_tokens", lambda config: bool(config.l2_tokens))
-L3: Final = Needs("an external store: give l3 (and l2_tokens)", lambda config: config.l3 is not None)
-KV: Final = Needs("KV events: give kv_events", lambda config: config.kv_events is not None)
-OBJECTIVES: Final = {
-    field: Option(help, SEEN, "SECONDS", above=0, unset="no objective")
-    for field, help in {
-        "ttft_s": "Objective: to the first token (docs/metrics.md, goodput).",
-        "tpot_s": "Objective: per output token after the first.",
-        "completion_s": "Objective: to the end.",
-        "timeout_s": "A request without a first token by then counts as a time-out.",
-    }.items()
-}
+BY_PRIORITY: Final[Needs] = ("order='priority'", lambda config: config.order is Order.PRIORITY)
+L2: Final[Needs] = ("an L2: give l2_tokens", lambda config: bool(config.l2_tokens))
+L3: Final[Needs] = ("an external store: give l3 (and l2_tokens)", lambda config: config.l3 is not None)
+KV: Final[Needs] = ("KV events: give kv_events", lambda config: config.kv_events is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +66,16 @@ class EngineConfig:
             "dense": "the dense weights; to compare with",
             "quantised": "the blocks; refused if this machine has no kernels for them",
         })
-    threads: int | None = option(None, "CPU threads of the engine.", MODEL, "COUNT", least=1, unset="all")
+    threads: int | None = option(None, "CPU threads of the engine.", MODEL, "COUNT", ">= 1", unset="all")
 
     prefix_cache: bool = option(True, "Keep computed prefixes for later requests.", CACHE)
-    page_size: int = option(16, "Size of a KV page.", CACHE, "TOKENS", least=1)
-    kv_tokens: int = option(32768, "Capacity of the KV pool.", CACHE, "TOKENS", least=1)
+    page_size: int = option(16, "Size of a KV page.", CACHE, "TOKENS", ">= 1")
+    kv_tokens: int = option(32768, "Capacity of the KV pool.", CACHE, "TOKENS", ">= 1")
     window_tokens: int | None = option(
         None, "Capacity for layers with an attention window; 0 = no pools of their own (engine/groups.py).",
-        CACHE, "TOKENS", least=0, unset="kv-tokens if all layers have a window, otherwise 0")
+        CACHE, "TOKENS", ">= 0", unset="kv-tokens if all layers have a window, otherwise 0")
     session_tokens: int = option(
-        0, "What ended requests with a session_id may keep protected.", CACHE, "TOKENS", least=0)
+        0, "What ended requests with a session_id may keep protected.", CACHE, "TOKENS", ">= 0")
 
     publication: Publication = option(
         Publication.SCHEDULE, "When computed pages become visible to other requests.", POLICIES, "WHEN")
@@ -95,23 +86,23 @@ class EngineConfig:
         Refresh.WINDOW, "What the waiting queue tells the cache; HOTPREFIX_WAITING_REFRESH=0 means off.",
         POLICIES, "WHAT")
     refresh_window: int = option(
-        128, "Waiting requests that a refresh looks at.", POLICIES, "REQUESTS", least=0)
+        128, "Waiting requests that a refresh looks at.", POLICIES, "REQUESTS", ">= 0")
     refresh_every: int = option(
-        1, "Planning passes from one refresh to the next.", POLICIES, "PASSES", least=1)
+        1, "Planning passes from one refresh to the next.", POLICIES, "PASSES", ">= 1")
 
     max_model_len: int | None = option(
-        None, "Prompt plus outputs of one request.", LIMITS, "TOKENS", least=1,
+        None, "Prompt plus outputs of one request.", LIMITS, "TOKENS", ">= 1",
         unset="the model's context, or the pool if that is smaller")
-    max_batched_tokens: int = option(2048, "What one step may compute.", LIMITS, "TOKENS", least=1)
-    max_running: int = option(64, "Requests that run at a time.", LIMITS, "REQUESTS", least=1)
+    max_batched_tokens: int = option(2048, "What one step may compute.", LIMITS, "TOKENS", ">= 1")
+    max_running: int = option(64, "Requests that run at a time.", LIMITS, "REQUESTS", ">= 1")
     max_waiting: int = option(
-        1024, "Requests that may wait, beyond which one gets 429; 0 = no limit.", LIMITS, "REQUESTS", least=0)
+        1024, "Requests that may wait, beyond which one gets 429; 0 = no limit.", LIMITS, "REQUESTS", ">= 0")
     preemption: bool = option(
         False, "Let a waiting request displace less important running ones.", LIMITS, needs=BY_PRIORITY)
     lookahead: int = option(
-        8, "Requests that are tried behind a head that does not fit.", LIMITS, "REQUESTS", least=0, flag="")
+        8, "Requests that are tried behind a head that does not fit.", LIMITS, "REQUESTS", ">= 0", flag="")
 
-    l2_tokens: int = option(0, "Capacity of the host tier, L2; 0 = none.", TIERS, "TOKENS", least=0)
+    l2_tokens: int = option(0, "Capacity of the host tier, L2; 0 = none.", TIERS, "TOKENS", ">= 0")
     l3: str | None = option(
         None, "External store (docs/stores.md): file:///path, valkey://host:port/0 or s3://bucket.",
         TIERS, "URL", unset="none", needs=L2)
@@ -119,12 +110,12 @@ class EngineConfig:
     prefetch: Prefetch = option(
         Prefetch.TIMEOUT, "How long a request waits for its pages from L3.", TIERS, "HOW", needs=L3)
     prefetch_timeout_s: float = option(
-        1.0, "The longest wait of prefetch=timeout, from the request's arrival.", TIERS, "SECONDS", least=0,
+        1.0, "The longest wait of prefetch=timeout, from the request's arrival.", TIERS, "SECONDS", ">= 0",
         needs=L3)
     min_restore_tokens: int = option(
-        32, "Fewer are computed rather than restored from L2.", TIERS, "TOKENS", least=1, flag="", needs=L2)
+        32, "Fewer are computed rather than restored from L2.", TIERS, "TOKENS", ">= 1", flag="", needs=L2)
     min_fetch_tokens: int = option(
-        64, "Fewer are computed rather than fetched from L3.", TIERS, "TOKENS", least=1, flag="", needs=L3)
+        64, "Fewer are computed rather than fetched from L3.", TIERS, "TOKENS", ">= 1", flag="", needs=L3)
 
     events: str | None = option(
         None, "Event log to write: PATH.jsonl or PATH.parquet (docs/records.md).", SEEN, "FILE", read=str,
@@ -133,7 +124,6 @@ class EngineConfig:
         None, "Key of the log's fingerprints.", SEEN, "FILE", read=str, unset="a new key each time")
     otel: str | None = option(
         None, "Send a span for each request to this OTLP/HTTP collector.", SEEN, "URL", unset="none")
-    slo: Slo | None = option(None, "Objectives that requests are measured against.", SEEN, parts=OBJECTIVES)
     kv_events: str | None = option(
         None, "Where to publish KV events, as tcp://127.0.0.1:5557.", EVENTS, "ADDRESS", unset="nowhere")
     kv_events_replay: str | None = option(
@@ -145,6 +135,7 @@ class EngineConfig:
     kv_events_tokens: bool = option(
         False, "Send token ids in KV events; routers that hash tokens need them.", EVENTS, needs=KV)
     # fmt: on
+    slo: Slo | None = None  # objectives that requests are measured against; its fields are options
 
     def __post_init__(self) -> None:
         check(self)
@@ -160,7 +151,6 @@ class EngineConfig:
                 param="eviction",
             )
         self.kernel()
-        check_needs(self)
 
     @property
     def observed(self) -> str | None:

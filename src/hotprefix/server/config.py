@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from hotprefix.engine.options import Group, check, option
 from hotprefix.errors import ConfigError
+from hotprefix.options import Group, check, option
 
 SERVER, SECURITY, INTAKE = Group.SERVER, Group.SECURITY, Group.INTAKE
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
@@ -24,15 +24,15 @@ class ServerConfig:
 
     # fmt: off
     host: str = option("127.0.0.1", "Address to listen on.", SERVER, "ADDRESS")
-    port: int = option(8000, "Port to listen on; 0 takes any free one.", SERVER, "PORT", least=0, most=65535)
+    port: int = option(8000, "Port, at most 65535; 0 takes any free one.", SERVER, "PORT", ">= 0")
     served_names: tuple[str, ...] = option(
         (), "Name that clients may give; repeatable, the first is shown.", SERVER, "NAME",
         flag="served-model-name", unset="the model's own")
     drain_s: float = option(
-        30.0, "How long open requests may run on after SIGTERM.", SERVER, "SECONDS", least=0,
+        30.0, "How long open requests may run on after SIGTERM.", SERVER, "SECONDS", ">= 0",
         flag="drain-seconds")
     stream_keepalive_s: float = option(
-        0.0, "Silence after which a stream sends a comment; 0 = never.", SERVER, "SECONDS", least=0)
+        0.0, "Silence after which a stream sends a comment; 0 = never.", SERVER, "SECONDS", ">= 0")
 
     # SHA-256 of each API key; empty = no keys.
     key_digests: frozenset[bytes] = option(
@@ -46,34 +46,36 @@ class ServerConfig:
         (), "Further name a Host header may give: NAME, *.NAME, or * for any; repeatable.", SECURITY, "NAME",
         flag="allowed-host", unset="addresses and names of this machine")
 
-    body_limit: int = option(32 * 1024 * 1024, "Size of a request's body.", INTAKE, "BYTES", least=1)
-    max_choices: int = option(128, "Prompts times n in one request.", INTAKE, "COUNT", least=1)
+    body_limit: int = option(32 * 1024 * 1024, "Size of a request's body.", INTAKE, "BYTES", ">= 1")
+    max_choices: int = option(128, "Prompts times n in one request.", INTAKE, "COUNT", ">= 1")
     max_messages: int = option(
-        10_000, "Messages of one conversation; as many tools.", INTAKE, "COUNT", least=1)
+        10_000, "Messages of one conversation; as many tools.", INTAKE, "COUNT", ">= 1")
     max_json_values: int = option(
-        1 << 20, "Values of any kind in a body; token ids are the most.", INTAKE, "COUNT", least=1)
+        1 << 20, "Values of any kind in a body; token ids are the most.", INTAKE, "COUNT", ">= 1")
     max_json_items: int = option(
-        1 << 18, "Texts, names of fields, lists and objects in a body.", INTAKE, "COUNT", least=1)
-    max_header_bytes: int = option(64 * 1024, "Size of request line and headers.", INTAKE, "BYTES", least=1)
-    max_headers: int = option(256, "Headers of a request.", INTAKE, "COUNT", least=1)
+        1 << 18, "Texts, names of fields, lists and objects in a body.", INTAKE, "COUNT", ">= 1")
+    max_header_bytes: int = option(64 * 1024, "Size of request line and headers.", INTAKE, "BYTES", ">= 1")
+    max_headers: int = option(256, "Headers of a request.", INTAKE, "COUNT", ">= 1")
     max_connections: int | None = option(
-        None, "Open connections.", INTAKE, "COUNT", least=1,
+        None, "Open connections.", INTAKE, "COUNT", ">= 1",
         unset="what the limit of open files allows, at most 4096")
     header_timeout_s: float = option(
         20.0, "How long a request's headers may take, from its first byte or the connection's beginning.",
-        INTAKE, "SECONDS", above=0)
+        INTAKE, "SECONDS", "> 0")
     body_timeout_s: float = option(
-        60.0, "How long a body may take, plus what its bytes buy.", INTAKE, "SECONDS", above=0)
+        60.0, "How long a body may take, plus what its bytes buy.", INTAKE, "SECONDS", "> 0")
     min_body_rate: int = option(
-        64 * 1024, "What of a body buys one second more.", INTAKE, "BYTES", least=1)
+        64 * 1024, "What of a body buys one second more.", INTAKE, "BYTES", ">= 1")
     idle_timeout_s: float = option(
-        75.0, "How long a connection waits for its next request.", INTAKE, "SECONDS", above=0)
+        75.0, "How long a connection waits for its next request.", INTAKE, "SECONDS", "> 0")
     send_timeout_s: float = option(
-        300.0, "How long a client may read nothing of its answer.", INTAKE, "SECONDS", above=0)
+        300.0, "How long a client may read nothing of its answer.", INTAKE, "SECONDS", "> 0")
     # fmt: on
 
     def __post_init__(self) -> None:
         check(self)
+        if self.port > 65535:
+            raise ConfigError(f"port={self.port}: give 0 (any free port) to 65535", param="port")
         try:
             re.compile(self.cors_origin)
         except re.error as error:
