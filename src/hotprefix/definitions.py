@@ -13,8 +13,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from hotprefix.errors import ConfigError
+from hotprefix.options import Group, check, option
 
+SEEN: Final = Group.OBSERVABILITY
 HOT_SHARE: Final = 0.5
 KNOWN_PAGES: Final = 2**17  # some 2 million tokens in pages of 16
 GROUPS: Final = ("hot", "cold")
@@ -103,21 +104,24 @@ def _name(low: int, high: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Objectives in seconds; None = no objective. Raises ConfigError.
+    """Objectives in seconds; None = no objective. Raises ConfigError."""
 
-    timeout_s: a request that has no first token by then has timed out. It is still served.
-    """
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    completion_s: float | None = None
-    timeout_s: float | None = None
+    # fmt: off
+    ttft_s: float | None = option(
+        None, "Objective: to the first token (docs/metrics.md, goodput).", SEEN, "SECONDS", "> 0",
+        flag="slo-ttft", unset="none")
+    tpot_s: float | None = option(
+        None, "Objective: per output token after the first.", SEEN, "SECONDS", "> 0", flag="slo-tpot",
+        unset="none")
+    completion_s: float | None = option(
+        None, "Objective: to the end.", SEEN, "SECONDS", "> 0", flag="slo-completion", unset="none")
+    timeout_s: float | None = option(
+        None, "A request without a first token by then has timed out; it is still served.", SEEN, "SECONDS",
+        "> 0", flag="slo-timeout", unset="none")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s", "completion_s", "timeout_s"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"slo.{name}={value!r}: give seconds > 0, or leave it out", param=name)
+        check(self)
 
     @property
     def limits(self) -> bool:

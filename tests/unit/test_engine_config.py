@@ -40,9 +40,9 @@ def test_settings_of_the_server(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"kv_tokens": 0}, "kv_tokens=0"),
-        ({"page_size": 0}, "page_size=0"),
-        ({"threads": 0}, "threads=0"),
+        ({"kv_tokens": 0}, "--kv-tokens 0"),
+        ({"page_size": 0}, "--page-size 0"),
+        ({"threads": 0}, "--threads 0"),
         ({"out": Path("/proc/none/c.json")}, "cannot write the cost model"),
     ],
 )

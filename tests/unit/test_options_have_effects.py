@@ -10,6 +10,7 @@ import dataclasses
 import random
 import re
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import torch
 from hotprefix.definitions import Slo
 from hotprefix.engine import build
 from hotprefix.engine.build import build_engine
-from hotprefix.engine.config import NEEDS, POLICIES, EngineConfig
+from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.groups import kernel_config
 from hotprefix.errors import ConfigError, ContextLengthExceeded, QueueFull
 from hotprefix.kernel.config import (
@@ -35,7 +36,8 @@ from hotprefix.kernel.config import (
     TierConfig,
     Write,
 )
-from hotprefix.records import open as records
+from hotprefix.options import settings
+from hotprefix.records import open_recorder as records
 from hotprefix.server.config import ServerConfig
 from tests.support.drive import Driver
 from tests.support.fake import VOCAB
@@ -272,10 +274,14 @@ def test_every_other_option_reaches_its_reader(name: str, monkeypatch: pytest.Mo
         torch.set_num_threads(threads)
 
 
+NEEDS = {one.name: one.option.needs[0] for one in settings(EngineConfig) if one.option.needs}
+POLICIES = {one.name: one.kind for one in settings(EngineConfig) if issubclass(one.kind, StrEnum)}
+
+
 @pytest.mark.parametrize("name", NEEDS)
 def test_an_option_without_what_it_needs_is_refused(name: str) -> None:
     value = {**{key: held[1] for key, held in {**REACH_THE_KERNEL, **ENGINE}.items()}}[name]
-    says = f"{name}={value!r} does nothing without {NEEDS[name][0]}"
+    says = f"{name}={value!r} does nothing without {NEEDS[name]}"
     with pytest.raises(ConfigError, match=f"^{re.escape(says)}$"):
         EngineConfig(**{name: value})
 

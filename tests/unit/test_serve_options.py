@@ -1,16 +1,25 @@
-"""Every option of `hotprefix serve` changes what the server is started with."""
+"""Every option of `hotprefix serve` is one field, and changes what the server is started with."""
 
 from __future__ import annotations
 
 import inspect
-from enum import Enum
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from hotprefix import cli
+from hotprefix.commands.options import as_typed, filled, takes
+from hotprefix.definitions import Slo
+from hotprefix.engine.config import EngineConfig
+from hotprefix.errors import InputError
+from hotprefix.options import Group, option, settings
 from hotprefix.server import serve
+from hotprefix.server.config import ServerConfig
+from tests.support.options_page import PAGE, page
 
 KEYS = Path(__file__).parents[1] / "fixtures" / "api-keys.txt"
 L2, L3 = {"l2_tokens": 1024}, {"l2_tokens": 1024, "l3": "file:///tmp/pages"}
@@ -18,25 +27,26 @@ KV = {"kv_events": "tcp://127.0.0.1:*"}
 # Option: what else has to be given, and a value where another of its type is no good.
 WITH: dict[str, dict[str, Any]] = {
     "write": L2, "l3": L2, "prefetch": L3, "prefetch_timeout": L3,
-    "preemption": {"order": cli.Order.PRIORITY},
+    "preemption": {"order": "priority"},
     "kv_events_replay": KV, "kv_events_form": KV, "kv_events_topic": KV, "kv_events_tokens": KV,
     "isolate_keys": {"api_key_file": KEYS},
 }  # fmt: skip
 VALUES: dict[str, Any] = {
-    "l2_tokens": 1024, "kv_events_form": "arrays", "api_key_file": KEYS, "events": Path("log.jsonl"),
+    "l2_tokens": 1024, "api_key_file": KEYS, "events": Path("log.jsonl"),
     "served_model_name": ["a"], "events_key_file": Path("key"), "window_tokens": 5, "max_model_len": 5,
     "threads": 1, "max_running": 3, "max_connections": 7, "allowed_hosts": ["a"], "allowed_host": ["a"],
     "slo_ttft": 1.0, "slo_tpot": 1.0, "slo_completion": 1.0, "slo_timeout": 1.0,
 }  # fmt: skip
 OPTIONS = inspect.signature(cli.serve).parameters
+CHOICES = {one.parameter: one.choices for config in (EngineConfig, ServerConfig) for one in settings(config)}
 
 
 def another(name: str, default: Any) -> Any:
     """A value other than the default, of its type."""
     if name in VALUES:
         return VALUES[name]
-    if isinstance(default, Enum):
-        return next(member for member in type(default) if member is not default)
+    if CHOICES.get(name):
+        return next(value for value in CHOICES[name] if value != default)
     if isinstance(default, bool):
         return not default
     return default + 1 if isinstance(default, int | float) else "another"
@@ -51,3 +61,110 @@ def test_every_option_reaches_the_server_or_its_engine(name: str, monkeypatch: p
     for value in (usual[name], another(name, usual[name])):
         cli.serve(**(usual | with_ | {name: value}))
     assert started[0] != started[1]
+
+
+def test_without_options_the_configurations_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(serve, "serve", lambda *given: started.append(given))
+    assert CliRunner().invoke(cli.app, ["serve"]).exit_code == 0
+    assert started == [(EngineConfig(), ServerConfig())]
+
+
+@pytest.mark.parametrize(
+    "name", [f"{c.__name__}.{f.name}" for c in (EngineConfig, ServerConfig, Slo) for f in fields(c)]
+)
+def test_every_field_is_an_option(name: str) -> None:
+    """Also those that only the library takes, so that their values are checked and their page has them."""
+    of, field = name.split(".")
+    told = {c.__name__: {one.name for one in settings(c)} for c in (EngineConfig, ServerConfig, Slo)}
+    assert field in told[of] or name == "EngineConfig.slo"
+
+
+@dataclass(frozen=True)
+class More(EngineConfig):
+    """One edit: a field."""
+
+    patience: int = option(3, "How many times to try.", Group.LIMITS, "TIMES", ">= 2")
+    mood: str = option(
+        "calm", "How to try.", Group.LIMITS, "MOOD", values={"calm": "one by one", "wild": "at once"}
+    )
+
+
+def more(*arguments: str) -> tuple[Any, Any]:
+    app, found = typer.Typer(rich_markup_mode="rich"), []
+
+    @app.command()
+    @takes(More)
+    def start(**given: Any) -> None:
+        found.append(filled(More, given))
+
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "NO_COLOR": "1"}), found
+
+
+def test_an_option_is_one_edit() -> None:
+    """It is on the command line, in its help, in its configuration, checked, and on the page."""
+    assert more("--patience", "7", "--mood", "wild")[1] == [More(patience=7, mood="wild")]
+    assert more()[1] == [More()]
+    help = more("--help")[0].output
+    assert all(said in help for said in ("TIMES", "How many times to try. (>= 2)", "wild: at once"))
+    for arguments, says in (
+        (["--patience", "1"], "--patience 1: give a whole number >= 2"),
+        (["--patience", "x"], "--patience x: give a whole number"),
+        (["--mood", "wield"], "--mood wield: give one of calm, wild; did you mean wild?"),
+    ):
+        assert str(more(*arguments)[0].exception) == says
+    assert "| `--patience` TIMES >= 2 | 3 |" in page(More)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--order fcsf", "--order fcsf: give one of fcfs, lpm, spf, dfs, priority; did you mean fcfs?"),
+        ("--device tpu:0", "--device tpu:0: give one of auto, cpu, cuda; did you mean cpu?"),
+        ("--order=", "--order '': give one of fcfs"),
+        ("--cors-origin [", "--cors-origin '[': no regular expression"),
+        ("--kv-tokens 0", "--kv-tokens 0: give a whole number >= 1"),
+        ("--kv-tokens 1e3", "--kv-tokens 1e3: give a whole number"),
+        ("--port 65536", "--port 65536: give 0 (any free port) to 65535"),
+        ("--prefetch-timeout nan", "--prefetch-timeout nan: give seconds >= 0"),
+        ("--drain-seconds inf", "--drain-seconds inf: give seconds >= 0"),
+        ("--idle-timeout 0", "--idle-timeout 0.0: give seconds > 0"),
+        ("--slo-ttft 0", "--slo-ttft 0.0: give seconds > 0, or leave it out"),
+        ("--threads 0", "--threads 0: give a whole number >= 1, or leave it out"),
+        ("--preemption", "--preemption does nothing without --order priority"),
+        ("--write back --l2-tokens 0", "--write back does nothing without an L2: give --l2-tokens"),
+        ("--prefetch wait_complete", "--prefetch wait_complete does nothing without an external store: give"),
+        ("--isolate-keys", "--isolate-keys: there are no keys to tell apart; give --api-key-file, or leave"),
+        ("--max-running 9 --max-batched-tokens 8", "--max-running 9 exceeds --max-batched-tokens 8: each"),
+        ("--events /tmp/kv_tokens/l3.txt --l3 x", "--l3 x does nothing without an L2: give --l2-tokens"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_told_as_it_was_typed(arguments: str, says: str) -> None:
+    error = CliRunner().invoke(cli.app, ["serve", *arguments.split()]).exception
+    assert isinstance(error, InputError)
+    assert str(error).startswith(says)
+
+
+def test_paths_and_words_of_a_message_stay() -> None:
+    flags = {"order": "--order", "l3": "--l3", "kv_tokens": "--kv-tokens"}
+    for message in ("in order to, /tmp/l3/x: kv_tokens.txt and my_kv_tokens", "reorder=3"):
+        assert as_typed(message, flags) == message.replace(": kv_tokens.txt", ": --kv-tokens.txt")
+
+
+@pytest.mark.parametrize("width", ["80", "100"])
+def test_help_has_every_option_under_a_heading_with_its_values(width: str) -> None:
+    shown = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": width, "NO_COLOR": "1"}).output
+    assert "Example: hotprefix serve" in shown
+    for group in Group:
+        assert f"─ {group} ─" in shown
+    for config in (ServerConfig, EngineConfig, Slo):
+        for one in settings(config):
+            assert not one.parameter or f" {one.flag}" in shown, one.name
+            assert all(f" {value}: " in shown for value in one.choices), one.name
+            assert bool(one.option.unit) != (one.kind is bool), one.name
+            assert all(help for help in one.choices.values()), one.name
+
+
+def test_the_page_of_options_is_what_is_generated() -> None:
+    """`python -m tests.support.options_page` writes it again."""
+    assert PAGE.read_text(encoding="utf-8") == page(ServerConfig, EngineConfig, Slo)

@@ -7,39 +7,56 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from hotprefix.commands.options import filled, takes
+from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import InputError
 
 stderr = Console(stderr=True)
 
 
+@takes(
+    EngineConfig,
+    only=(
+        "model",
+        "dtype",
+        "device",
+        "threads",
+        "kv_tokens",
+        "page_size",
+        "max_batched_tokens",
+        "max_running",
+    ),
+)
 def calibrate(
     out: Annotated[Path, typer.Option(help="JSON file to write.")],
-    model: Annotated[str, typer.Option(help="Hugging Face directory, .gguf file or hub id.")] = "default",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all.")] = None,
-    kv_tokens: Annotated[int, typer.Option(help="Capacity of the KV pool, tokens.")] = 32768,
-    page_size: Annotated[int, typer.Option(help="Tokens per KV page.")] = 16,
-    max_batched_tokens: Annotated[int, typer.Option(help="Tokens one step may compute.")] = 2048,
-    max_running: Annotated[int, typer.Option(help="Requests that run at a time.")] = 64,
-    name: Annotated[str | None, typer.Option(help="Name of the cost model; default: the file's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the cost model.", metavar="NAME", show_default="the file's")
+    ] = None,
     clock: Annotated[
-        str, typer.Option(help="wall; or cpu where other programs use the machine (one CPU thread only).")
+        str,
+        typer.Option(
+            help="How time is read.\n\nwall: by the clock on the wall; the usual choice\n\n"
+            "cpu: CPU time, if other programs use the machine (one CPU thread only)"
+        ),
     ] = "wall",
-    seconds: Annotated[float | None, typer.Option(help="How long to measure; default 120.")] = None,
-    quick: Annotated[bool, typer.Option(help="20 seconds; less exact.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option(help="How long to measure.", metavar="SECONDS", show_default="120")
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="Measure for 20 seconds; less exact.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the model on stdout too.")] = False,
+    **given: Any,
 ) -> None:
     """Measure what a step costs on this machine, for `hotprefix replay`.
 
+    Writes a cost model (docs/cost-model.md) that experiments name in `cost`.
+
     Example: hotprefix calibrate --out cost.json
     """
-    from hotprefix.engine.config import EngineConfig
     from hotprefix.engine.token_engine import TokenEngine
     from hotprefix.lab.cost.calibrate import FULL_S, QUICK_S, Settings
     from hotprefix.lab.cost.calibrate import calibrate as measure
@@ -48,16 +65,16 @@ def calibrate(
     if seconds is not None and quick:
         raise InputError("give --seconds or --quick, not both", param="quick")
     check_name(out)
+    config = filled(EngineConfig, given)
     settings = Settings(
-        QUICK_S if quick else FULL_S if seconds is None else seconds, max_batched_tokens, max_running, clock
-    )
-    EngineConfig(kv_tokens=kv_tokens, page_size=page_size, threads=threads,
-                 max_batched_tokens=max_batched_tokens, max_running=max_running)  # fmt: skip
+        QUICK_S if quick else FULL_S if seconds is None else seconds,
+        config.max_batched_tokens, config.max_running, clock,
+    )  # fmt: skip
     _check_writable(out)
     with stderr.status("starting") as status:
         bare = TokenEngine.load(
-            model, dtype, device, pages=kv_tokens // page_size, page_size=page_size, threads=threads,
-            progress=status.update,
+            config.model, config.dtype, config.device, pages=config.kv_tokens // config.page_size,
+            page_size=config.page_size, threads=config.threads, progress=status.update,
         )  # fmt: skip
         found, _ = measure(bare, settings, name or out.stem, status.update)
     found.save(out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import shlex
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from rich.console import Console
 from hotprefix.errors import InputError
 
 stderr = Console(stderr=True)
+LIVE = partial(typer.Option, rich_help_panel="With --against-live")
 
 
 def replay(
@@ -36,24 +38,27 @@ def replay(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, for example load.concurrency=32.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; default: one a core.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time.", show_default="one a core")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Run through Ray, started here.")] = False,
     ray_address: Annotated[str | None, typer.Option(help="Run on this Ray cluster (or: auto).")] = None,
     force: Annotated[bool, typer.Option(help="Take over --out from another experiment.")] = False,
     against_live: Annotated[
-        bool, typer.Option("--against-live", help="Run a small trace on the engine and in the simulator.")
+        bool, LIVE("--against-live", help="Run a small trace on the engine and in the simulator.")
     ] = False,
-    cost: Annotated[str | None, typer.Option(help="With --against-live: cost model file or preset.")] = None,
-    model: Annotated[str | None, typer.Option(help="With --against-live: as for serve.")] = None,
-    threads: Annotated[int | None, typer.Option(help="With --against-live: CPU threads.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="With --against-live: about so long.")] = None,
-    clock: Annotated[str | None, typer.Option(help="With --against-live: wall, or cpu.")] = None,
+    cost: Annotated[
+        str | None, LIVE(help="Cost model file or preset.", show_default="measured first")
+    ] = None,
+    model: Annotated[str | None, LIVE(help="Model, as for serve.")] = None,
+    threads: Annotated[int | None, LIVE(help="CPU threads.", show_default="all")] = None,
+    seconds: Annotated[float | None, LIVE(help="About how many seconds it takes.")] = None,
+    clock: Annotated[str | None, LIVE(help="wall or cpu, as for calibrate.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the shipped experiments.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout too.")] = False,
 ) -> None:
     """Replay a trace under several policies and say which claims hold.
 
-    Takes half the time once `hotprefix compile` has run.
+    Writes OUT/summary.json and OUT/report.html (intervals, verdicts, charts), and a table to stderr. Takes
+    half the time once `hotprefix compile` has run.
 
     Example: hotprefix replay refresh-off-on --out out/refresh
 

@@ -23,7 +23,11 @@ from hotprefix.errors import InputError
 
 FOLDER_VARIABLE = "HOTPREFIX_TRACES"
 
-app = typer.Typer(no_args_is_help=True, help="Look at traces, get, convert, generate, check and fit them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at traces, get, convert, generate, check and fit them.\n\n"
+    "Example: hotprefix trace info sample:agents",
+)
 stderr = Console(stderr=True)
 
 File = Annotated[str, typer.Argument(help="Trace file, folder of kv-cache-tester, or sample:agents.")]
@@ -52,6 +56,8 @@ def info(
     json: Json = False,
 ) -> None:
     """Count a trace: requests, tokens, what an endless cache would reuse.
+
+    Prints a table on stderr, or JSON on stdout.
 
     Example: hotprefix trace info mooncake.jsonl.gz --json
     """
@@ -85,6 +91,8 @@ def convert(
 ) -> None:
     """Write a trace in our own format (docs/traces.md).
 
+    OUT has a JSON object a line, a request each, as `replay` would read them.
+
     Example: hotprefix trace convert cc_weka_sessions_b64.jsonl.gz --session-rate 0.2 --out agents.jsonl.zst
     """
     from hotprefix.lab.trace.cc_sessions import SessionStarts
@@ -105,7 +113,7 @@ def convert(
 def gather(
     folder: Annotated[Path, typer.Argument(help="kv-cache-tester's folder of trace_*.json files.")],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .jsonl.gz or .jsonl.zst.")],
-    max_bytes: Annotated[int | None, typer.Option(help="Leave out files that are larger.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(help="Leave out files of more bytes.")] = None,
 ) -> None:
     """Put recorded coding-agent sessions into one file, each on a line (docs/traces.md).
 
@@ -179,6 +187,8 @@ def generate(
 ) -> None:
     """Make a trace up, with published parameters or yours.
 
+    Writes it in our own format (docs/traces.md); equal seeds give equal bytes.
+
     Example: hotprefix trace generate agents --set sessions=20 --seed 7 --out agents.jsonl.gz
     """
     from hotprefix.lab.trace.generate.registry import generate_trace
@@ -201,7 +211,9 @@ def check(
     shared_prefix: SharedPrefix = None,
     json: Json = False,
 ) -> None:
-    """Find everything that is wrong with a trace. Exit status 2 where something is.
+    """Find everything that is wrong with a trace. Exit status 2 if something is.
+
+    Prints each kind of fault with its count and its first case.
 
     Example: hotprefix trace check mine.jsonl
     """
@@ -233,6 +245,8 @@ def fit(
     skip_bad: SkipBad = False,
 ) -> None:
     """Fit the coding-agent generator to recorded sessions.
+
+    Writes parameters, and prints how well each distribution fits.
 
     Example: hotprefix trace fit cc_weka_sessions_b64.jsonl.gz --out fitted.json
     """

@@ -13,106 +13,88 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from hotprefix.errors import ConfigError
 
 
-class Publication(StrEnum):
-    """When computed pages can be found by other requests (publication, docs/terms.md).
+class Choice(StrEnum):
+    """A policy's values. help: what a value does and when to use it, one line."""
 
-    FINISH: when the request ends.
-    PREFILL: when its prompt is done.
-    STEP: after each forward pass.
-    SCHEDULE: when the step that computes them is planned; requests of the same step may read them.
-    """
+    _value_: str
+    help: str
 
-    FINISH = "finish"
-    PREFILL = "prefill"
-    STEP = "step"
-    SCHEDULE = "schedule"
+    def __new__(cls, value: str, help: str) -> Self:
+        one = str.__new__(cls, value)
+        one._value_, one.help = value, help
+        return one
 
 
-class Flight(StrEnum):
-    """Which request computes a prompt that several requests need (flight, docs/terms.md).
+class Publication(Choice):
+    """When computed pages can be found by other requests (publication, docs/terms.md)."""
 
-    NONE: each computes what it cannot find.
-    EXACT_FINISH: requests with an identical prompt wait until their leader has ended.
-    EXACT_PREFILL: they wait until their leader's prompt is published.
-    COALESCED: each page is computed by the request that reaches it first, and no request waits.
-    """
-
-    NONE = "none"
-    EXACT_FINISH = "exact-finish"
-    EXACT_PREFILL = "exact-prefill"
-    COALESCED = "coalesced"
+    FINISH = "finish", "when the request ends; only to compare with"
+    PREFILL = "prefill", "when its prompt is done; only to compare with"
+    STEP = "step", "after each forward pass; if the executor cannot read pages that the same step computes"
+    SCHEDULE = "schedule", "when the step that computes them is planned, so its requests share them; the best"
 
 
-class Order(StrEnum):
-    """In which order waiting requests are tried (rules 21 to 23).
+class Flight(Choice):
+    """Which request computes a prompt that several requests need (flight, docs/terms.md)."""
 
-    FCFS: by arrival.
-    LPM: the longest prefix in the cache first.
-    SPF: the fewest tokens to compute first.
-    DFS: requests that share a prefix together, the largest such group first.
-    PRIORITY: the most important (smallest) priority first.
-    """
-
-    FCFS = "fcfs"
-    LPM = "lpm"
-    SPF = "spf"
-    DFS = "dfs"
-    PRIORITY = "priority"
+    NONE = "none", "each request computes what it cannot find; only to compare with"
+    EXACT_FINISH = "exact-finish", "identical prompts wait until their leader has ended; only to compare with"
+    EXACT_PREFILL = (
+        "exact-prefill",
+        "identical prompts wait until their leader's prompt is published; only to compare with",
+    )
+    COALESCED = "coalesced", "each page by the request that reaches it first, and no request waits; the best"
 
 
-class Eviction(StrEnum):
+class Order(Choice):
+    """In which order waiting requests are tried (rules 21 to 23)."""
+
+    FCFS = "fcfs", "by arrival; fair, and the usual choice"
+    LPM = "lpm", "the longest prefix in the cache first; for more reuse if the queue is long"
+    SPF = "spf", "the fewest tokens to compute first; for a lower mean wait if prompts differ much in size"
+    DFS = "dfs", "requests of one prefix together, the largest group first; for batches over shared texts"
+    PRIORITY = "priority", "the smallest priority number first; if clients send `priority`"
+
+
+class Eviction(Choice):
     """Which unpinned leaf loses its tail first (rule 15); the keys are in kernel/cache/evict.py."""
 
-    LRU = "lru"
-    LFU = "lfu"
-    SLRU = "slru"
-    FIFO = "fifo"
-    PRIORITY = "priority"
-    SIEVE = "sieve"
-    REUSE = "reuse"
+    LRU = "lru", "the least recently used; the usual choice"
+    LFU = "lfu", "the least often used; for a few prefixes that stay popular"
+    SLRU = "slru", "those never used again first, then lru; if many prompts come only once"
+    FIFO = "fifo", "the oldest; only to compare with"
+    PRIORITY = "priority", "those of the least important requests, then lru; if clients send `priority`"
+    SIEVE = "sieve", "the oldest not used since the last look (SIEVE, NSDI'24); as slru, without counting"
+    REUSE = "reuse", "the one expected back last; for replays only, an engine does not predict that"
 
 
-class Refresh(StrEnum):
-    """What the waiting queue tells the cache (refresh, docs/terms.md).
+class Refresh(Choice):
+    """What the waiting queue tells the cache (refresh, docs/terms.md)."""
 
-    OFF: nothing.
-    WINDOW: the prefixes of the first waiting requests are touched before each ordering of the queue.
-    QUEUE_INFORMED: recency stays; an allocation takes the pages that these requests need last.
-    """
-
-    OFF = "off"
-    WINDOW = "window"
-    QUEUE_INFORMED = "queue_informed"
+    OFF = "off", "nothing; only to compare with"
+    WINDOW = "window", "the prefixes of the first waiting requests become recent before the queue is ordered"
+    QUEUE_INFORMED = "queue_informed", "recency stays; pages that these requests need are evicted last"
 
 
-class Write(StrEnum):
-    """When pages get a copy in L2.
+class Write(Choice):
+    """When pages get a copy in L2."""
 
-    THROUGH: as soon as they are published.
-    SELECTIVE: when they are used a second time.
-    BACK: when L1 evicts them.
-    """
-
-    THROUGH = "through"
-    SELECTIVE = "selective"
-    BACK = "back"
+    THROUGH = "through", "as soon as they are published; nothing is lost by an eviction"
+    SELECTIVE = "selective", "when they are used a second time; if many prompts come only once"
+    BACK = "back", "when L1 evicts them; the fewest copies, but made while memory is short"
 
 
-class Prefetch(StrEnum):
-    """How long a request waits for its pages from L3.
+class Prefetch(Choice):
+    """How long a request waits for its pages from L3."""
 
-    BEST_EFFORT: not at all; it uses what has come when it is its turn.
-    WAIT_COMPLETE: until its fetch has ended.
-    TIMEOUT: until its fetch has ended, at most `prefetch_timeout_s` after its arrival.
-    """
-
-    BEST_EFFORT = "best_effort"
-    WAIT_COMPLETE = "wait_complete"
-    TIMEOUT = "timeout"
+    BEST_EFFORT = "best_effort", "not at all; it uses what has come when it is its turn"
+    WAIT_COMPLETE = "wait_complete", "until its fetch has ended; if computing costs much more than fetching"
+    TIMEOUT = "timeout", "until its fetch has ended, at most the prefetch timeout after its arrival"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,83 +6,76 @@ Rules: API keys are held as SHA-256 digests only, so no log and no trace can sho
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from hotprefix.errors import ConfigError
+from hotprefix.options import Group, check, option
 
-COUNTS = (
-    "body_limit", "max_choices", "max_header_bytes", "max_headers", "min_body_rate", "max_connections",
-    "max_json_values", "max_json_items", "max_messages",
-)  # fmt: skip
-TIMEOUTS = ("header_timeout_s", "body_timeout_s", "idle_timeout_s", "send_timeout_s")
+SERVER, SECURITY, INTAKE = Group.SERVER, Group.SECURITY, Group.INTAKE
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How requests are taken. The option of each limit is its name, with hyphens and without `_s`.
+    """How requests are taken; docs/policies.md has the settings as a page. Raises ConfigError."""
 
-    key_digests: SHA-256 of each API key; empty = no keys.
-    isolate_keys: requests share cached prefixes only with requests of the same key.
-    served_names: names of the model that requests may give; the first is shown. Empty = the engine's name.
-    cors_origin: regular expression of the origins whose pages may call the server.
-    allowed_hosts: names that a Host header may give besides addresses and names of this machine; "*" = any.
-    body_limit: bytes of one body.
-    max_choices: prompts times n in one request.
-    drain_s: how long open requests may run on after SIGTERM.
-    stream_keepalive_s: a stream sends a comment after so long without a byte; 0 = never.
-    max_header_bytes, max_headers: of one request's line and headers.
-    header_timeout_s: for a request's headers, from its first byte, or from the connection's beginning.
-    body_timeout_s, min_body_rate: a body may take body_timeout_s, and one second more for each min_body_rate
-    bytes of it.
-    idle_timeout_s: how long a connection waits for its next request.
-    send_timeout_s: how long a client may read nothing of its answer.
-    max_connections: None = as many as the process may open files for, 4096 at most.
-    max_json_values: in one body, of any kind (token ids are the most).
-    max_json_items: texts, names of fields, lists and objects in one body.
-    max_messages: messages of one conversation; it may have as many tools.
-    """
+    # fmt: off
+    host: str = option("127.0.0.1", "Address to listen on.", SERVER, "ADDRESS")
+    port: int = option(8000, "Port, at most 65535; 0 takes any free one.", SERVER, "PORT", ">= 0")
+    served_names: tuple[str, ...] = option(
+        (), "Name that clients may give; repeatable, the first is shown.", SERVER, "NAME",
+        flag="served-model-name", unset="the model's own")
+    drain_s: float = option(
+        30.0, "How long open requests may run on after SIGTERM.", SERVER, "SECONDS", ">= 0",
+        flag="drain-seconds")
+    stream_keepalive_s: float = option(
+        0.0, "Silence after which a stream sends a comment; 0 = never.", SERVER, "SECONDS", ">= 0")
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    key_digests: frozenset[bytes] = field(default=frozenset(), repr=False)
-    isolate_keys: bool = False
-    served_names: tuple[str, ...] = ()
-    cors_origin: str = LOCAL_ORIGINS
-    allowed_hosts: tuple[str, ...] = ()
-    body_limit: int = 32 * 1024 * 1024
-    max_choices: int = 128
-    drain_s: float = 30.0
-    stream_keepalive_s: float = 0.0
-    max_header_bytes: int = 64 * 1024
-    max_headers: int = 256
-    header_timeout_s: float = 20.0
-    body_timeout_s: float = 60.0
-    min_body_rate: int = 64 * 1024
-    idle_timeout_s: float = 75.0
-    send_timeout_s: float = 300.0
-    max_connections: int | None = None
-    max_json_values: int = 1 << 20
-    max_json_items: int = 1 << 18
-    max_messages: int = 10_000
+    # SHA-256 of each API key; empty = no keys.
+    key_digests: frozenset[bytes] = option(
+        frozenset(), "File with one API key a line.", SECURITY, "FILE", flag="api-key-file", repr=False,
+        read=lambda path: ServerConfig.keys_from_file(path), unset="no keys")
+    isolate_keys: bool = option(False, "Keys do not share cached prefixes; needs --api-key-file.", SECURITY)
+    cors_origin: str = option(
+        LOCAL_ORIGINS, "Regular expression of the origins whose pages may call.", SECURITY, "REGEX",
+        unset="localhost")
+    allowed_hosts: tuple[str, ...] = option(
+        (), "Further name a Host header may give: NAME, *.NAME, or * for any; repeatable.", SECURITY, "NAME",
+        flag="allowed-host", unset="addresses and names of this machine")
+
+    body_limit: int = option(32 * 1024 * 1024, "Size of a request's body.", INTAKE, "BYTES", ">= 1")
+    max_choices: int = option(128, "Prompts times n in one request.", INTAKE, "COUNT", ">= 1")
+    max_messages: int = option(
+        10_000, "Messages of one conversation; as many tools.", INTAKE, "COUNT", ">= 1")
+    max_json_values: int = option(
+        1 << 20, "Values of any kind in a body; token ids are the most.", INTAKE, "COUNT", ">= 1")
+    max_json_items: int = option(
+        1 << 18, "Texts, names of fields, lists and objects in a body.", INTAKE, "COUNT", ">= 1")
+    max_header_bytes: int = option(64 * 1024, "Size of request line and headers.", INTAKE, "BYTES", ">= 1")
+    max_headers: int = option(256, "Headers of a request.", INTAKE, "COUNT", ">= 1")
+    max_connections: int | None = option(
+        None, "Open connections.", INTAKE, "COUNT", ">= 1",
+        unset="what the limit of open files allows, at most 4096")
+    header_timeout_s: float = option(
+        20.0, "How long a request's headers may take, from its first byte or the connection's beginning.",
+        INTAKE, "SECONDS", "> 0")
+    body_timeout_s: float = option(
+        60.0, "How long a body may take, plus what its bytes buy.", INTAKE, "SECONDS", "> 0")
+    min_body_rate: int = option(
+        64 * 1024, "What of a body buys one second more.", INTAKE, "BYTES", ">= 1")
+    idle_timeout_s: float = option(
+        75.0, "How long a connection waits for its next request.", INTAKE, "SECONDS", "> 0")
+    send_timeout_s: float = option(
+        300.0, "How long a client may read nothing of its answer.", INTAKE, "SECONDS", "> 0")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
+        check(self)
+        if self.port > 65535:
             raise ConfigError(f"port={self.port}: give 0 (any free port) to 65535", param="port")
-        for name in COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value}: give a whole number >= 1", param=name)
-        for name in TIMEOUTS:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)}: give seconds > 0", param=name)
-        for name in ("drain_s", "stream_keepalive_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name}={getattr(self, name)}: give seconds >= 0", param=name)
         try:
             re.compile(self.cors_origin)
         except re.error as error:
