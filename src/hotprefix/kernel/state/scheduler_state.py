@@ -36,7 +36,6 @@ class SchedulerState:
     config: as given.
     rules: when other requests can find computed pages (publish.py).
     preempts: a waiting request may displace less important running ones.
-    checkpoints: a chunk must stop at the last page boundary of a prompt, where a recurrent state is kept.
 
     Clocks and counts:
     now: the time of the kernel's latest call, seconds.
@@ -72,7 +71,6 @@ class SchedulerState:
         self.planned_at = 0.0
         self.step = 0
         self.l1 = Tier(config.total_pages, config.page_size, config.eviction, self._on_evict, config.groups)
-        self.checkpoints = any(group.optional for group in self.l1.groups)
         self.tables = Tables(self.l1)
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
