@@ -30,11 +30,10 @@ from hotprefix.kernel.config import (
     Prefetch,
     Publication,
     Refresh,
-    Role,
     TierConfig,
     Write,
 )
-from hotprefix.records import open as records
+from hotprefix.records import open_recorder as records
 from hotprefix.server.config import ServerConfig
 from tests.support.drive import Driver
 from tests.support.fake import VOCAB
@@ -109,7 +108,6 @@ KERNEL: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "refresh": ({}, Refresh.WINDOW, Refresh.OFF),
     "refresh_window": ({}, 128, 1),
     "refresh_every": ({}, 1, 5),
-    "role": ({}, Role.BOTH, Role.DECODE),
     "session_pages": ({}, 0, 10),
     "tiers": ({}, None, TIERS),
     "groups": ({}, (), (WINDOW,)),

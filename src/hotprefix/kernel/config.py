@@ -157,15 +157,6 @@ class TierConfig:
         _require_kinds(self, (("write", Write), ("prefetch", Prefetch)), "tiers.")
 
 
-class Role(StrEnum):
-    """What this instance is for. It decides one thing: a decode-only instance refreshes no waiting
-    prefixes."""
-
-    BOTH = "both"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
     """Layers that do not attend to the whole prefix, with a pool of their own (kernel/cache/frames.py).
@@ -230,7 +221,6 @@ class KernelConfig:
     refresh: see `Refresh`.
     refresh_window: how many waiting requests a refresh looks at.
     refresh_every: planning passes from one refresh to the next.
-    role: see `Role`.
     session_pages: pages that holds of sessions may keep protected; 0 = none.
     tiers: what lies below L1; None = nothing.
     groups: the layer groups that need less than the whole prefix.
@@ -255,7 +245,6 @@ class KernelConfig:
     refresh: Refresh = Refresh.WINDOW
     refresh_window: int = 128
     refresh_every: int = 1
-    role: Role = Role.BOTH
     session_pages: int = 0
     tiers: TierConfig | None = None
     groups: tuple[LayerGroup, ...] = ()
@@ -281,7 +270,7 @@ class KernelConfig:
             )
         kinds: tuple[tuple[str, type[StrEnum]], ...] = (
             ("publication", Publication), ("flight", Flight), ("order", Order), ("eviction", Eviction),
-            ("refresh", Refresh), ("role", Role),
+            ("refresh", Refresh),
         )  # fmt: skip
         _require_kinds(self, kinds)
         self._check_groups()
