@@ -37,11 +37,6 @@ class StepChunks:
         self.prefilled = False
         self.chunks: list[Chunk] = []
 
-    def begin(self) -> None:
-        """Begin a step, with no chunk."""
-        self.chunks = []
-        self.prefilled = False
-
     def refill(self) -> None:
         """Give the whole budget of a step."""
         self.budget = self._s.config.max_batched_tokens
@@ -124,8 +119,7 @@ class StepChunks:
             self._plan_ahead(seq, stop)
         if not seq.started:
             seq.started = True
-            if s.emit.wants(ev.PrefillStarted):
-                s.emit(ev.PrefillStarted(s.now, seq.request.id))
+            s.emit(ev.PrefillStarted(s.now, seq.request.id))
 
     def _plan_ahead(self, seq: Sequence, stop: int) -> None:
         s = self._s
