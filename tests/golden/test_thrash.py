@@ -14,7 +14,7 @@ import pytest
 
 from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.config import Eviction, Order, Refresh, Role
+from hotprefix.kernel.config import Eviction, Order, Refresh
 from hotprefix.kernel.request import Namespace
 from tests.support.drive import Driver
 
@@ -147,8 +147,6 @@ def test_only_the_window_is_refreshed() -> None:
         ({"order": Order.LPM}, 20, 32),
         ({"order": Order.SPF}, 8, 32),
         ({"order": Order.DFS}, 20, 32),
-        ({"role": Role.PREFILL}, 32, 32),
-        ({"role": Role.DECODE}, 20, 20),
     ],
 )
 def test_where_each_arm_applies(config: dict[str, object], window: int, informed: int) -> None:

@@ -14,7 +14,6 @@ from hotprefix.kernel.config import (
     Capabilities,
     Eviction,
     Flight,
-    GroupKind,
     LayerGroup,
     Order,
     Publication,
@@ -24,12 +23,11 @@ from tests.property.test_kernel_machine import KernelMachine
 from tests.property.test_repeats import ARRIVALS, CONFIGS, Program
 from tests.support.drive import Driver
 
-MIXES: dict[str, tuple[GroupKind, ...]] = {
-    "window": (GroupKind.WINDOW,),
-    "two windows": (GroupKind.WINDOW, GroupKind.WINDOW),
-    "recurrent": (GroupKind.RECURRENT,),
-    "window and recurrent": (GroupKind.WINDOW, GroupKind.RECURRENT),
-}
+# For each group, whether it has a window; a group without one keeps a recurrent state.
+MIXES = {
+    "window": (True,), "two windows": (True, True), "recurrent": (False,),
+    "window and recurrent": (True, False),
+}  # fmt: skip
 
 
 class GroupsMachine(KernelMachine):
@@ -64,19 +62,19 @@ class GroupsMachine(KernelMachine):
         spare: list[int], config: dict[str, Any],
     ) -> None:  # fmt: skip
         groups = tuple(
-            self._group(kind, window, page_size, more)
-            for kind, window, more in zip(MIXES[mix], windows, spare, strict=False)
+            self._group(window if has else None, page_size, more)
+            for has, window, more in zip(MIXES[mix], windows, spare, strict=False)
         )
         able = Capabilities(same_step)
         pages = max(tokens // page_size, 1)
         self._watch(Driver(pages, page_size, able, full=full, groups=groups, **config), able)
 
     @staticmethod
-    def _group(kind: GroupKind, window: int, page_size: int, more: int) -> LayerGroup:
+    def _group(window: int | None, page_size: int, more: int) -> LayerGroup:
         """A group with as few frames as its window allows, and `more` beyond them."""
-        if kind is GroupKind.RECURRENT:
-            return LayerGroup(kind, 1 + more)
-        return LayerGroup(kind, -(-(window - 1) // page_size) + 1 + more, window)
+        if window is None:
+            return LayerGroup(1 + more)
+        return LayerGroup(-(-(window - 1) // page_size) + 1 + more, window)
 
     @invariant()
     def frames_conserved(self) -> None:
@@ -112,7 +110,7 @@ def test_repeating_decodes_decides_nothing_about_windows(
 ) -> None:  # fmt: skip
     """No window lets go of a page between two plans, so the frames are the same in the end, in the same
     order."""
-    config = {**config, "full": full, "groups": (GroupsMachine._group(GroupKind.WINDOW, window, page, more),)}
+    config = {**config, "full": full, "groups": (GroupsMachine._group(window, page, more),)}
     once, many = (
         Program(config, max(1, tokens // page), page, True, many).run(arrivals) for many in (False, True)
     )

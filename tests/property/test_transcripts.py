@@ -89,7 +89,7 @@ class Program:
 
     def _abort(self, now: list[tuple[int, str]], when: int) -> None:
         for what, name in now:
-            if what == when and self.d.kernel.knows(name):
+            if what == when and name in self.d.kernel._s.sequences:
                 self.d.abort(name)
 
     def _outcome(self, plan: Any, stops: frozenset[int]) -> StepOutcome:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hotprefix.kernel import tokens as tk
-from hotprefix.kernel.config import GroupKind, LayerGroup
+from hotprefix.kernel.config import LayerGroup
 from hotprefix.kernel.plan import Chunk, StepOutcome, StepPlan
 from tests.support.fake import U64, VOCAB, FakeExecutor, _choose, _layer0, _layer1, _mix, _weights
 
@@ -52,7 +52,7 @@ def cold_run(prompt: list[int], outputs: int, groups: Sequence[LayerGroup], full
             ids, positions = np.array(known), np.arange(len(known))
             parts = [_choose(_layer1(_layer0(ids, positions), 0))] if full else []
             for group in groups:
-                if group.kind is GroupKind.RECURRENT:
+                if group.window is None:
                     parts.append(_advance(_SEED, known))
                     continue
                 assert group.window is not None
@@ -86,7 +86,7 @@ class GroupExecutor(FakeExecutor):
         self.fail_next = fails
         parts = [[outcome.sampled.get(c.request, 0)] if self.full else [] for c in plan.chunks]
         for i, group in enumerate(self.groups):
-            run = self._recurrent if group.kind is GroupKind.RECURRENT else self._window
+            run = self._recurrent if group.window is None else self._window
             for part, value in zip(parts, run(i, group, plan.chunks), strict=True):
                 part.append(value)
         if self.fail_next:
@@ -101,7 +101,7 @@ class GroupExecutor(FakeExecutor):
         for chunk in chunks:
             self.states.pop(chunk.request, None)
             for i, group in enumerate(self.groups):
-                if group.kind is GroupKind.WINDOW:
+                if group.window is not None:
                     self.pools[i][:, self._where(i, chunk)[chunk.start :]] = 0xBAD
                 else:
                     self._keep(i, chunk, -1)

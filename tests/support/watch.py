@@ -45,7 +45,7 @@ class PlanWatch:
             self._rows[admission.row] = admission.request
             self._next[admission.request] = admission.cached
         assert len(self._rows) <= config.max_running
-        assert plan.batched_tokens <= config.max_batched_tokens
+        assert sum(c.stop - c.start for c in plan.chunks) <= config.max_batched_tokens
         assert len({c.request for c in plan.chunks}) == len(plan.chunks)
         assert bool(plan.chunks) or not self._d.kernel.has_work, f"nothing planned: {plan.stall}"
         long_seen = False

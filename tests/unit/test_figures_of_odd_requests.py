@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
 from hotprefix.kernel import events as ev
-from hotprefix.kernel.config import GroupKind, LayerGroup
+from hotprefix.kernel.config import LayerGroup
 from hotprefix.kernel.plan import Finish
 from hotprefix.server.metrics import Metrics
 from tests.support.drive import Driver
@@ -106,7 +106,7 @@ def test_an_idle_kernel_protects_nothing_for_holds_that_have_run_out() -> None:
 
 
 def test_the_frames_of_such_a_hold_are_idle() -> None:
-    d = Driver(40, 4, session_pages=40, groups=(LayerGroup(GroupKind.WINDOW, 12, 8),))
+    d = Driver(40, 4, session_pages=40, groups=(LayerGroup(12, 8),))
     d.submit("s1", list(range(20)), 1, session="s", hold_s=50.0)
     d.run()
     now, later = (d.kernel.status(d.now + wait).groups[0] for wait in (0.0, 60.0))

@@ -32,7 +32,7 @@ def test_release_ends_the_flight_and_remembers_ids_until_their_end() -> None:
     for r in "abc":
         f.join(r, "k")
     assert f.release("a") == ["b", "c"]
-    assert (f.open_flights, f.tracked) == (0, 3)
+    assert (len(f._flights), f.tracked) == (0, 3)
     assert f.join("d", "k") is False, "a new identical request opens a new flight"
     f.forget("c")
     f.forget("a")
@@ -73,7 +73,7 @@ def test_handing_over_elects_the_first_follower_a_bounded_number_of_times() -> N
     assert f.leads("b")
     assert f.hand_over("b") == ["c"]
     assert f.hand_over("c") == ["d", "e"], "elections used up: all run on their own"
-    assert f.open_flights == 0
+    assert not f._flights
     for r in "abcde":
         f.forget(r)
     assert f.tracked == 0
@@ -83,7 +83,7 @@ def test_a_lone_leader_that_leaves_closes_its_flight() -> None:
     f = ExactFlights(3)
     f.join("a", "k")
     assert f.hand_over("a") == []
-    assert f.open_flights == 0
+    assert not f._flights
 
 
 def test_a_follower_leaves_without_touching_anybody() -> None:

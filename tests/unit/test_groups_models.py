@@ -25,7 +25,7 @@ from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.torch_executor import TorchExecutor
 from hotprefix.errors import ConfigError
-from hotprefix.kernel.config import Flight, GroupKind, KernelConfig, LayerGroup, Publication
+from hotprefix.kernel.config import Flight, KernelConfig, LayerGroup, Publication
 
 WINDOW, OUTPUTS = 21, 6
 COMMON = [(37 * n) % 140 + 5 for n in range(110)]
@@ -103,7 +103,7 @@ def answer(loop: EngineLoop, prompts: list[list[int]], together: int) -> list[li
 def windowed(page: int, spare: int, **config: Any) -> KernelConfig:
     """Frames for one window and `spare` tokens."""
     frames = -(-(WINDOW - 1) // page) + 1 + -(-spare // page)
-    group = LayerGroup(GroupKind.WINDOW, frames, WINDOW)
+    group = LayerGroup(frames, WINDOW)
     return KernelConfig(total_pages=-(-1200 // page), page_size=page, groups=(group,), **config)
 
 
@@ -208,12 +208,10 @@ def test_pools_that_cannot_be_had(
 
 def test_a_pool_holds_each_group_s_frames() -> None:
     model = shaped(512, None, 64)
-    groups = (LayerGroup(GroupKind.WINDOW, 5, 64), LayerGroup(GroupKind.WINDOW, 40, 512))
+    groups = (LayerGroup(5, 64), LayerGroup(40, 512))
     pool = KVPool.allocate(model, 100, 16, torch.float32, torch.device("cpu"), groups)
     assert pool.group_of == pool_of_layers(model, groups) == (2, 0, 1)
     assert [len(keys) for keys in pool.keys] == [656, 1600, 96]
     assert [len(values) for values in pool.values] == [656, 1600, 96]
     with pytest.raises(ConfigError, match="no recurrent state"):
-        KVPool.allocate(
-            model, 9, 16, torch.float32, torch.device("cpu"), (LayerGroup(GroupKind.RECURRENT, 4),)
-        )
+        KVPool.allocate(model, 9, 16, torch.float32, torch.device("cpu"), (LayerGroup(4),))

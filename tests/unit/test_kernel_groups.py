@@ -13,7 +13,6 @@ from hotprefix.errors import ConfigError, ProtocolError
 from hotprefix.kernel.cache.frames import FrameCount, Frames
 from hotprefix.kernel.config import (
     Flight,
-    GroupKind,
     KernelConfig,
     LayerGroup,
     Order,
@@ -27,7 +26,7 @@ PAGE, WINDOW = 4, 17  # 16 tokens back: four pages
 
 
 def window(frames: int, size: int = WINDOW) -> LayerGroup:
-    return LayerGroup(GroupKind.WINDOW, frames, size)
+    return LayerGroup(frames, size)
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -81,7 +80,9 @@ def test_a_request_far_longer_than_the_frames_runs(drivers: list[Driver]) -> Non
     d.submit("a", text(1, 900), 20)
     d.run()
     assert len(d.outputs["a"]) == 20
-    assert max(plan.batched_tokens for plan in d.plans) == 20  # five pages at first, then one at a time
+    assert (
+        max(sum(c.stop - c.start for c in plan.chunks) for plan in d.plans) == 20
+    )  # five pages at first, then one at a time
     assert d.kernel.counters.retractions == 0
 
 
@@ -309,7 +310,7 @@ def test_refresh_keeps_the_window_a_waiting_request_needs(
 @pytest.mark.parametrize("full", [True, False])
 def test_a_recurrent_state_is_one_checkpoint(drivers: list[Driver], full: bool) -> None:
     """A chunk stops at the prompt's last page boundary to leave one; later turns go on from it."""
-    d = driver(LayerGroup(GroupKind.RECURRENT, 3), full=full)
+    d = driver(LayerGroup(3), full=full)
     drivers.append(d)
     d.submit("a", text(1, 50), 1)
     d.run()
@@ -328,7 +329,7 @@ def test_a_recurrent_state_is_one_checkpoint(drivers: list[Driver], full: bool) 
 
 def test_what_no_checkpoint_ends_is_not_read_in_the_same_step(drivers: list[Driver]) -> None:
     """A state exists only when its step has run: a second request with the same prompt waits for it."""
-    d = driver(LayerGroup(GroupKind.RECURRENT, 4), full=False, publication=Publication.SCHEDULE)
+    d = driver(LayerGroup(4), full=False, publication=Publication.SCHEDULE)
     drivers.append(d)
     d.submit("a", text(1, 42), 2)
     d.submit("b", text(1, 42), 2)
@@ -339,7 +340,7 @@ def test_what_no_checkpoint_ends_is_not_read_in_the_same_step(drivers: list[Driv
 
 def test_full_window_and_state_together(drivers: list[Driver]) -> None:
     """A hit needs all three: what one of them lacks is computed in all layers."""
-    d = driver(window(30), LayerGroup(GroupKind.RECURRENT, 2))
+    d = driver(window(30), LayerGroup(2))
     drivers.append(d)
     for turn in range(4):
         d.submit(f"t{turn}", text(1, 30 * (turn + 1)), 1)
@@ -367,9 +368,8 @@ def test_without_groups_nothing_is_given() -> None:
     [
         (lambda: window(0), r"groups.frames=0: give"),
         (lambda: window(4, 0), r"groups.window=0: give"),
-        (lambda: LayerGroup(GroupKind.WINDOW, 4), r"groups.window=None: give"),
-        (lambda: LayerGroup(GroupKind.RECURRENT, 4, 3), r"groups.window=3: a recurrent state has none"),
-        (lambda: LayerGroup("window", 4, 3), r"groups.kind='window' is a str: give one of GroupKind.WINDOW"),  # type: ignore[arg-type]
+        (lambda: LayerGroup(True), r"groups.frames=True: give"),
+        (lambda: LayerGroup(4, "3"), r"groups.window='3': give"),  # type: ignore[arg-type]
         (lambda: KernelConfig(9, 4, groups=(window(4),)), r"groups.frames=4: a window of 17 tokens needs 5"),
         (
             lambda: KernelConfig(9, 4, groups=(window(9),), tiers=TierConfig(pages=4)),
@@ -394,7 +394,7 @@ def test_refused(make: object, message: str) -> None:
 )
 def test_what_a_window_looks_back_to(size: int, page: int, reach: int, first: list[int]) -> None:
     """first: of sequences with 0, 3, 4 and 8 positions computed."""
-    group = Frames(LayerGroup(GroupKind.WINDOW, 20, size), 10, page)
+    group = Frames(LayerGroup(20, size), 10, page)
     assert group.reach == reach
     assert [group.first(computed) for computed in (0, 3, 4, 8)] == first
 

@@ -61,7 +61,7 @@ def test_bad_requests_are_refused_and_nothing_is_remembered() -> None:
     for request, message in bad:
         with pytest.raises(RequestRejected, match=message):
             kernel.submit(request, 0.0)
-    assert [kernel.knows(r.id) for r, _ in bad] == [False] * 4 + [True]
+    assert [r.id in kernel._s.sequences for r, _ in bad] == [False] * 4 + [True]
     assert kernel.status().waiting == 1
     assert kernel.counters.rejected == 5
 
@@ -290,7 +290,7 @@ def test_an_abort_at_any_step_returns_everything(flight: Flight, in_flight: bool
             d.step()
         plan = d.plan() if in_flight and d.kernel.has_work else None
         for name in ("a", "b"):
-            if d.kernel.knows(name):
+            if name in d.kernel._s.sequences:
                 d.abort(name)
         if plan is not None and plan.chunks:
             d.execute(plan)

@@ -25,14 +25,12 @@ from hotprefix.errors import ConfigError, ContextLengthExceeded, QueueFull
 from hotprefix.kernel.config import (
     Eviction,
     Flight,
-    GroupKind,
     KernelConfig,
     LayerGroup,
     Order,
     Prefetch,
     Publication,
     Refresh,
-    Role,
     TierConfig,
     Write,
 )
@@ -90,7 +88,7 @@ TIERS = TierConfig(
     restore_s_per_page=0.001, fetch_s_per_page=0.001,
 )  # fmt: skip
 EXACT = {"flight": Flight.EXACT_FINISH, "publication": Publication.FINISH, "alike": True}
-WINDOW = LayerGroup(GroupKind.WINDOW, 20, 8)
+WINDOW = LayerGroup(20, 8)
 # Field: what else is set, and two values of it that must not come to the same.
 KERNEL: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "total_pages": ({}, 30, 40),
@@ -112,7 +110,6 @@ KERNEL: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "refresh": ({}, Refresh.WINDOW, Refresh.OFF),
     "refresh_window": ({}, 128, 1),
     "refresh_every": ({}, 1, 5),
-    "role": ({}, Role.BOTH, Role.DECODE),
     "session_pages": ({}, 0, 10),
     "tiers": ({}, None, TIERS),
     "groups": ({}, (), (WINDOW,)),

@@ -15,7 +15,7 @@ from hotprefix.kernel.request import Namespace
 
 
 def counts(pool: PagePool) -> tuple[int, int, int]:
-    return pool.free, pool.owned, pool.indexed
+    return pool.free, pool.owned, pool._indexed
 
 
 def test_pages_move_from_free_to_owned_to_indexed_to_free() -> None:

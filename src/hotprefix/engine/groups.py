@@ -17,7 +17,7 @@ from dataclasses import replace
 from hotprefix.engine.config import EngineConfig
 from hotprefix.engine.model.config import ModelConfig
 from hotprefix.errors import ConfigError
-from hotprefix.kernel.config import GroupKind, KernelConfig, LayerGroup
+from hotprefix.kernel.config import KernelConfig, LayerGroup
 
 NAMES_PER_FRAME = 4
 
@@ -30,7 +30,7 @@ def kernel_config(config: EngineConfig, model: ModelConfig) -> KernelConfig:
     tokens = _window_tokens(config, model, windows)
     if not tokens:
         return kernel
-    groups = tuple(LayerGroup(GroupKind.WINDOW, tokens // page, window) for window in windows)
+    groups = tuple(LayerGroup(tokens // page, window) for window in windows)
     if 0 in pool_of_layers(model, groups):
         return replace(kernel, groups=groups)
     # Every layer keeps its KV in frames, so a page holds nothing: it is a name, and costs next to nothing.

@@ -16,7 +16,7 @@ from torch import Tensor
 from hotprefix.engine.groups import pool_of_layers
 from hotprefix.engine.model.config import ModelConfig
 from hotprefix.errors import ConfigError
-from hotprefix.kernel.config import GroupKind, LayerGroup
+from hotprefix.kernel.config import LayerGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class KVPool:
     ) -> KVPool:
         """A zeroed pool. Raises ConfigError if there is not enough memory, or if a group is not a
         window's."""
-        if any(group.kind is not GroupKind.WINDOW for group in groups):
+        if any(group.window is None for group in groups):
             raise ConfigError("groups: the models here have windows and no recurrent state", param="groups")
         group_of = pool_of_layers(config, groups)
         sizes = [(pages, *(group.frames + 1 for group in groups))[place] for place in group_of]

@@ -139,49 +139,24 @@ class TierConfig:
         _require_kinds(self, (("write", Write), ("prefetch", Prefetch)), "tiers.")
 
 
-class Role(StrEnum):
-    """What this instance is for. It decides one thing: a decode-only instance refreshes no waiting
-    prefixes."""
-
-    BOTH = "both"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-class GroupKind(StrEnum):
-    """What layers that do not attend to the whole prefix keep of it.
-
-    WINDOW: the KV of its last tokens.
-    RECURRENT: one state that stands for all its tokens.
-    """
-
-    WINDOW = "window"
-    RECURRENT = "recurrent"
-
-
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers of one kind, with a pool of their own (kernel/cache/frames.py). Raises ConfigError if a value is
-    out of range.
+    """Layers that do not attend to the whole prefix, with a pool of their own (kernel/cache/frames.py).
+    Raises ConfigError if a value is out of range.
 
-    kind: what the layers keep.
     frames: size of the pool. A frame is one page's KV in these layers, or one checkpoint of their state.
-    window: tokens that a position sees, itself included; None for a recurrent state.
+    window: tokens that a position sees, itself included. None: the layers keep a recurrent state, one that
+    stands for all tokens so far.
     """
 
-    kind: GroupKind
     frames: int
     window: int | None = None
 
     def __post_init__(self) -> None:
-        _require_kinds(self, (("kind", GroupKind),), "groups.")
-        sizes = ("frames", "window") if self.kind is GroupKind.WINDOW else ("frames",)
-        for name in sizes:
+        for name in ("frames",) if self.window is None else ("frames", "window"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"groups.{name}={value!r}: give a whole number >= 1", param=name)
-        if self.kind is GroupKind.RECURRENT and self.window is not None:
-            raise ConfigError(f"groups.window={self.window}: a recurrent state has none", param="window")
 
     @property
     def lookback(self) -> int:
@@ -228,7 +203,6 @@ class KernelConfig:
     refresh: see `Refresh`.
     refresh_window: how many waiting requests a refresh looks at.
     refresh_every: planning passes from one refresh to the next.
-    role: see `Role`.
     session_pages: pages that holds of sessions may keep protected; 0 = none.
     tiers: what lies below L1; None = nothing.
     groups: the layer groups that need less than the whole prefix.
@@ -253,7 +227,6 @@ class KernelConfig:
     refresh: Refresh = Refresh.WINDOW
     refresh_window: int = 128
     refresh_every: int = 1
-    role: Role = Role.BOTH
     session_pages: int = 0
     tiers: TierConfig | None = None
     groups: tuple[LayerGroup, ...] = ()
@@ -279,7 +252,7 @@ class KernelConfig:
             )
         kinds: tuple[tuple[str, type[StrEnum]], ...] = (
             ("publication", Publication), ("flight", Flight), ("order", Order), ("eviction", Eviction),
-            ("refresh", Refresh), ("role", Role),
+            ("refresh", Refresh),
         )  # fmt: skip
         _require_kinds(self, kinds)
         self._check_groups()
@@ -292,7 +265,7 @@ class KernelConfig:
             )
         for group in self.groups:
             least = group.reach(self.page_size) + 1
-            if group.kind is GroupKind.WINDOW and group.frames < least:
+            if group.window is not None and group.frames < least:
                 raise ConfigError(
                     f"groups.frames={group.frames}: a window of {group.window} tokens needs {least} pages of "
                     f"{self.page_size} at least",

@@ -161,10 +161,6 @@ class Kernel:
             return None
         return self._s.end(seq, Finish.ABORT)
 
-    def knows(self, request: RequestId) -> bool:
-        """True from a request's submission to its terminal notice."""
-        return request in self._s.sequences
-
     def progress(self, request: RequestId) -> Progress:
         """What a request has come to so far. Raises ProtocolError for an unknown id."""
         seq = self._s.sequences.get(request)

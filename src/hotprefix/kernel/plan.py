@@ -240,10 +240,6 @@ class StepPlan(NamedTuple):
     def empty(self) -> bool:
         return not (self.chunks or self.stores or self.saves or self.restores)
 
-    @property
-    def batched_tokens(self) -> int:
-        return sum(len(c.tokens) for c in self.chunks) // 4
-
 
 @dataclass(frozen=True, slots=True)
 class Transcript:

@@ -13,8 +13,11 @@ Rules (docs/decisions/0014):
 4. Idle frames are evicted in this order: first those of pages that windows have merely passed, latest first;
    then, least recently used first, those of windows at which a prompt or a request ended or from which two
    requests have gone on.
-5. A recurrent state is a window of one token whose frames are optional: only a page at whose end a chunk
-   stops gets one, which holds the state at that place (a checkpoint).
+5. A recurrent state is a window that looks one token back, and its frames are *checkpoints*: a page gets one
+   only if a chunk stops at its end, and only if one is available, and the frame holds the state at that
+   place. So no allocation ever waits for such a group (`spare`, `capacity`). All that differs is here, but
+   for two things that follow from it: a chunk stops at a prompt's last page boundary (`Windows.checkpoints`),
+   and no page of the step in flight is read (`rules_for`).
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hotprefix.errors import ProtocolError
-from hotprefix.kernel.config import GroupKind, LayerGroup
+from hotprefix.kernel.config import LayerGroup
+from hotprefix.kernel.plan import UNBOUNDED
 
 # What a page is worth once windows have passed it. At KEEP or more its frame is evicted late (see the rules).
 NOTHING, HIT, KEEP, PROMPT_END = range(4)
@@ -45,12 +49,15 @@ class FrameCount:
 class Frames:
     """`group.frames` frames for pages 0 .. pages-1.
 
+    checkpoints: the group keeps a recurrent state.
+    capacity: frames of the pool, as far as requests need them to run.
     wanted: called at each eviction; returns the pages whose frames are to be taken last.
     changes: grows whenever a page that lives on loses or gains its frame.
     """
 
     def __init__(self, group: LayerGroup, pages: int, page_size: int) -> None:
-        self.optional = group.kind is GroupKind.RECURRENT
+        self.checkpoints = group.window is None
+        self.capacity = UNBOUNDED if self.checkpoints else group.frames
         self.lookback = group.lookback
         self.reach = group.reach(page_size)
         self.total = group.frames
@@ -71,6 +78,11 @@ class Frames:
     def available(self) -> int:
         """Frames that could be given out now."""
         return len(self._free) + len(self._idle)
+
+    @property
+    def spare(self) -> int:
+        """Pages that could be allocated now as far as this group goes."""
+        return UNBOUNDED if self.checkpoints else self.available
 
     def first(self, computed: int) -> int:
         """Index of the first page that a sequence with `computed` positions still reads or writes."""
@@ -102,17 +114,17 @@ class Frames:
     # -- pages come and go ------------------------------------------------------------------------
 
     def open(self, pages: Sequence[int]) -> None:
-        """Follow an allocation: one sequence holds these pages now. Each gets a frame, unless the group's
-        frames are optional."""
+        """Follow an allocation: one sequence holds these pages now. Each gets a frame, unless frames are
+        checkpoints."""
         for page in pages:
             self._users[page] = 1
-        if not self.optional:
+        if not self.checkpoints:
             self._give(pages)
 
-    def checkpoint(self, page: int) -> None:
-        """Give the page a frame for the recurrent state at its end, if the group has such states and a frame
-        is available."""
-        if self.optional and self._frame[page] < 0 and self.available:
+    def stopped(self, page: int) -> None:
+        """A chunk that is planned stops at this page's end. The page gets its checkpoint there, if the group
+        keeps any and a frame is available."""
+        if self.checkpoints and self._frame[page] < 0 and self.available:
             self._give([page])
             self.changes += 1
 
@@ -235,7 +247,7 @@ class Frames:
         for page, users in enumerate(self._users):
             if users != held[page]:
                 raise ProtocolError(f"page {page} is in {held[page]} windows, the count says {users}")
-            if users and self._frame[page] < 0 and not self.optional:
+            if users and self._frame[page] < 0 and not self.checkpoints:
                 raise ProtocolError(f"page {page} is in a window and has no frame")
         given = {page: frame for page, frame in enumerate(self._frame) if frame >= 0}
         if sorted([*given.values(), *self._free]) != list(range(self.total)):

@@ -50,10 +50,6 @@ class PagePool:
         return len(self._free)
 
     @property
-    def indexed(self) -> int:
-        return self._indexed
-
-    @property
     def owned(self) -> int:
         return self.total - len(self._free) - self._indexed
 

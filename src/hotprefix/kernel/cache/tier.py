@@ -49,7 +49,6 @@ class Tier:
     ) -> None:
         self.page_size = page_size
         self.groups = tuple(Frames(group, total, page_size) for group in groups)
-        self.windows = tuple(group for group in self.groups if not group.optional)
         self.pool = PagePool(total, self.groups)
         self.tree = PrefixTree(page_size, POLICIES[eviction])
         self._on_evict = on_evict
@@ -64,7 +63,7 @@ class Tier:
     def available(self) -> int:
         """Pages that an allocation could get now."""
         vacant = self.vacant
-        return min(vacant, *(group.available for group in self.windows)) if self.windows else vacant
+        return min(vacant, *(group.spare for group in self.groups)) if self.groups else vacant
 
     def allocate(self, n: int) -> list[int] | None:
         """n owned pages; as many pages as are missing are evicted first. None (and nothing evicted) if too

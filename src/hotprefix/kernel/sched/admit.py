@@ -60,7 +60,7 @@ class Admission:
 
     def _candidate(self, seq: Sequence, order: Order) -> Candidate:
         request = seq.request
-        if order not in CACHE_AWARE or not self._s.config.prefix_cache:
+        if order not in CACHE_AWARE:
             return Candidate(seq.serial, request.priority, seq.overtaken, 0, seq.length)
         match = self._lookup(seq)
         matched = self.cached_tokens(seq)
@@ -76,7 +76,7 @@ class Admission:
 
     def cached_tokens(self, seq: Sequence) -> int:
         """Leading tokens that an admission now would take from the cache."""
-        match = self._lookup(seq) if self._s.config.prefix_cache else None
+        match = self._lookup(seq)
         return match.pages * self._s.config.page_size if match else 0
 
     # -- admission --------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Admission:
         s = self._s
         if s.waits_for_storage(seq):
             return Verdict.PAUSED
-        match = self._lookup(seq) if s.config.prefix_cache else None
+        match = self._lookup(seq)
         if match is not None and match.planned and not s.rules.read_planned:
             seq.held = s.step if seq.held is None else seq.held
             return Verdict.PAUSED
@@ -142,7 +142,7 @@ class Admission:
         # Two requests that share frames now may need frames of their own later. So a request that was
         # retracted once must fit without any shared frame.
         s = self._s
-        match = self._lookup(seq) if s.config.prefix_cache and not seq.retractions else None
+        match = None if seq.retractions else self._lookup(seq)
         owed = [(q, _pages(q, 1.0, s.config.page_size)) for q in s.running]
         return s.tables.windows.fit(_pages(seq, 1.0, s.config.page_size), match, owed)
 
@@ -235,7 +235,7 @@ class Admission:
         s = self._s
         stay = [q for q in s.running if q not in lower]
         held = {page for q in stay for page in q.table}
-        match = self._lookup(head) if s.config.prefix_cache else None
+        match = self._lookup(head)
         cached = sum(page in held for page in s.l1.tree.pages_of(match)) if match else 0
         if not s.tables.windows.fit_alone(_pages(q, 1.0, s.config.page_size) for q in (head, *stay)):
             return False
@@ -245,7 +245,7 @@ class Admission:
     def protected_pages(self, seq: Sequence) -> int:
         """Leading pages of the sequence's match that are protected already, so using them takes nothing from
         what is available."""
-        match = self._lookup(seq) if self._s.config.prefix_cache else None
+        match = self._lookup(seq)
         if match is None:
             return 0
         node, inside, pages = match.node, match.inside, match.pages

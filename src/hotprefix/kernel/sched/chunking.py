@@ -37,11 +37,6 @@ class StepChunks:
         self.prefilled = False
         self.chunks: list[Chunk] = []
 
-    def begin(self) -> None:
-        """Begin a step, with no chunk."""
-        self.chunks = []
-        self.prefilled = False
-
     def refill(self) -> None:
         """Give the whole budget of a step."""
         self.budget = self._s.config.max_batched_tokens
@@ -101,7 +96,7 @@ class StepChunks:
         stop = min(length, start + self.budget)
         page = self._page
         aligned = stop // page * page
-        if stop == length and not (self._s.checkpoints and aligned > start):
+        if stop == length and not (self._s.tables.windows.checkpoints and aligned > start):
             return stop
         if aligned > start:
             return aligned
@@ -114,8 +109,8 @@ class StepChunks:
         s, table_from, pages = self._s, seq.dirty_from, len(seq.table)
         table = tuple(seq.table[table_from:]) if table_from < pages else ()
         seq.dirty_from = pages
-        if s.checkpoints:
-            s.tables.windows.checkpoint(seq, stop)
+        if s.l1.groups:
+            s.tables.windows.stopped(seq, stop)
         tokens = seq.last if start + 1 == seq.length else seq.known(start, stop)
         samples, prefill = stop == seq.length, start < seq.target
         self.chunks.append(Chunk(seq.request.id, seq.row, start, tokens, table_from, table, samples, prefill))
@@ -124,8 +119,7 @@ class StepChunks:
             self._plan_ahead(seq, stop)
         if not seq.started:
             seq.started = True
-            if s.emit.wants(ev.PrefillStarted):
-                s.emit(ev.PrefillStarted(s.now, seq.request.id))
+            s.emit(ev.PrefillStarted(s.now, seq.request.id))
 
     def _plan_ahead(self, seq: Sequence, stop: int) -> None:
         s = self._s

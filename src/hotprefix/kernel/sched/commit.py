@@ -17,7 +17,6 @@ from hotprefix.kernel.config import Flight
 from hotprefix.kernel.plan import Chunk, Finish, Progress, StepOutcome, StepPlan, Transcript, said
 from hotprefix.kernel.sources import used
 from hotprefix.kernel.state.estimates import Estimates
-from hotprefix.kernel.state.publish import publishable
 from hotprefix.kernel.state.scheduler_state import SchedulerState, progress_of
 from hotprefix.kernel.state.sequence import Sequence
 
@@ -83,7 +82,7 @@ class Committer:
         self._count_prefill(seq, chunk.start, chunk.stop)
         seq.computed = chunk.stop
         done = not seq.prefilling
-        if done and s.emit.wants(ev.PrefillDone):
+        if done:
             s.emit(ev.PrefillDone(s.now, seq.request.id, seq.cached, seq.computed_total))
         if seq.aborted or seq.request.id in outcome.failed:
             return self._cut_short(seq, outcome)
@@ -92,7 +91,7 @@ class Committer:
             finish = self._append_sampled(seq, outcome)
             if seq.request.max_tokens:
                 token = tk.last(seq.last)
-            if seq.outputs == 1 and s.emit.wants(ev.FirstToken):
+            if seq.outputs == 1:
                 s.emit(ev.FirstToken(s.now, seq.request.id))
             if finish is not None:
                 return s.end(seq, finish, token)
@@ -122,7 +121,7 @@ class Committer:
 
     def _publish(self, seq: Sequence) -> None:
         s = self._s
-        s.publish(seq, publishable(s.rules, seq, ended=False))
+        s.publish(seq, ended=False)
         if s.tiers is not None:
             s.tiers.published(seq)
 
@@ -165,8 +164,7 @@ class Committer:
         s = self._s
         if plan.restores:
             estimates.restored(outcome.restore_s, len(plan.restores))
-            if s.emit.wants(ev.RestoreDone):
-                s.emit(ev.RestoreDone(s.now, len(plan.restores), outcome.restore_s))
+            s.emit(ev.RestoreDone(s.now, len(plan.restores), outcome.restore_s))
         prefill, total = _tokens(plan)
         if prefill >= MIN_PREFILL and prefill >= PREFILL_SHARE * total:
             estimates.computed(s.now - s.planned_at - outcome.restore_s, prefill)

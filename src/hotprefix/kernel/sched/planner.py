@@ -71,11 +71,11 @@ class Planner:
 
     def plan(self) -> StepPlan:
         """Do the rest of the pass (all of it if `begin` was not called), and return its plan."""
-        s, step = self._s, self._step
+        s = self._s
         if not self.begun:
             self.begin()
         self.begun = False
-        step.begin()
+        step = self._step = StepChunks(s)
         self._admitted, self._retracted, self._blocked = [], [], []
         if s.prefetch is not None:
             s.prefetch.look_ahead(s.queue)
@@ -102,12 +102,10 @@ class Planner:
         """(starts, cancels) for the plan; their events are emitted."""
         s = self._s
         fetches, cancels = prefetch.take()
-        if s.emit.wants(ev.FetchStarted):
-            for fetch in fetches:
-                s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
+        for fetch in fetches:
+            s.emit(ev.FetchStarted(s.now, fetch.id, fetch.request, len(fetch.keys)))
         for number, request in prefetch.take_joins():
-            if s.emit.wants(ev.FetchJoined):
-                s.emit(ev.FetchJoined(s.now, number, request))
+            s.emit(ev.FetchJoined(s.now, number, request))
         return fetches, cancels
 
     def _plan_batch(self) -> None:
@@ -243,6 +241,5 @@ class Planner:
             now.owned, now.total,
         )  # fmt: skip
         s.counters.stalls += 1
-        if s.emit.wants(ev.Stalled):
-            s.emit(ev.Stalled(s.now, stall))
+        s.emit(ev.Stalled(s.now, stall))
         return stall

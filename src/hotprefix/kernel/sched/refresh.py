@@ -22,7 +22,7 @@ from itertools import islice
 
 from hotprefix.kernel.cache.frames import Frames
 from hotprefix.kernel.cache.node import Match, Node
-from hotprefix.kernel.config import Eviction, Refresh, Role
+from hotprefix.kernel.config import Eviction, Refresh
 from hotprefix.kernel.plan import UNBOUNDED
 from hotprefix.kernel.sched.order import CACHE_AWARE
 from hotprefix.kernel.state.scheduler_state import SchedulerState
@@ -37,7 +37,7 @@ class QueueRefresh:
 
     def __init__(self, state: SchedulerState) -> None:
         config = state.config
-        usable = config.prefix_cache and config.refresh_window > 0 and config.role is not Role.DECODE
+        usable = config.prefix_cache and config.refresh_window > 0
         self._s = state
         self._window = (
             usable

@@ -49,9 +49,9 @@ class Repeats:
             most = min(most, page - 1 + beyond - seq.computed % page, seq.outputs_left)
             if s.l1.groups:
                 most = min(most, s.tables.windows.still(seq))
-            if seq.computed < seq.target:
+            if most <= 1 or seq.computed < seq.target:
                 return 1
-        return max(1, most)
+        return most
 
     def _passes_shut(self, blocked: list[Sequence]) -> int:
         """The number of passes, counting this one, in which no waiting request could start."""

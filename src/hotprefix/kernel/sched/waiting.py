@@ -60,7 +60,7 @@ class QueueReader:
             return Hindrance.ROWS
         if s.waits_for_storage(seq):
             return Hindrance.STORAGE
-        match = s.tables.peek(seq) if s.config.prefix_cache else None
+        match = s.tables.peek(seq)
         if match is not None and match.planned and not s.rules.read_planned:
             return Hindrance.STEP
         if admission.need(seq) - self._shared(seq) + admission.owed() > s.l1.vacant:

@@ -39,10 +39,6 @@ class ExactFlights:
         self._released: set[RequestId] = set()
 
     @property
-    def open_flights(self) -> int:
-        return len(self._flights)
-
-    @property
     def tracked(self) -> int:
         """Ids remembered in any way; 0 when every request has ended."""
         return len(self._key_of) + len(self._released)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hotprefix.kernel.config import Capabilities, Flight, GroupKind, KernelConfig, Publication
+from hotprefix.kernel.config import Capabilities, Flight, KernelConfig, Publication
 from hotprefix.kernel.state.sequence import Sequence
 
 
@@ -41,9 +41,7 @@ def rules_for(config: KernelConfig, capabilities: Capabilities) -> Rules:
     if not config.prefix_cache:
         return Rules(False, False, False, False, False, False, False)
     publication = config.publication
-    same_step = capabilities.same_step_reads and not any(
-        group.kind is GroupKind.RECURRENT for group in config.groups
-    )
+    same_step = capabilities.same_step_reads and all(group.window for group in config.groups)
     if publication is Publication.SCHEDULE and not same_step:
         publication = Publication.STEP
     scheduled = publication is Publication.SCHEDULE

@@ -36,7 +36,6 @@ class SchedulerState:
     config: as given.
     rules: when other requests can find computed pages (publish.py).
     preempts: a waiting request may displace less important running ones.
-    checkpoints: a chunk must stop at the last page boundary of a prompt, where a recurrent state is kept.
 
     Clocks and counts:
     now: the time of the kernel's latest call, seconds.
@@ -72,7 +71,6 @@ class SchedulerState:
         self.planned_at = 0.0
         self.step = 0
         self.l1 = Tier(config.total_pages, config.page_size, config.eviction, self._on_evict, config.groups)
-        self.checkpoints = any(group.optional for group in self.l1.groups)
         self.tables = Tables(self.l1)
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
@@ -111,7 +109,7 @@ class SchedulerState:
     def enter(self, seq: Sequence) -> None:
         """Let a submitted sequence wait, or park it behind its flight's leader."""
         self.sequences[seq.request.id] = seq
-        match = self.tables.lookup(seq) if self.config.prefix_cache else None
+        match = self.tables.lookup(seq)
         seq.matched_at_enqueue = (match.pages - match.planned) * self.config.page_size if match else 0
         seq.seen = self.l1.pool.publications
         parked = self._join_flight(seq)
@@ -120,9 +118,8 @@ class SchedulerState:
             self.parked += 1
         else:
             self.queue.add(seq)
-        if self.emit.wants(ev.Enqueued):
-            request = seq.request
-            self.emit(ev.Enqueued(self.now, request.id, request.prompt_len, seq.matched_at_enqueue, parked))
+        request = seq.request
+        self.emit(ev.Enqueued(self.now, request.id, request.prompt_len, seq.matched_at_enqueue, parked))
 
     def _join_flight(self, seq: Sequence) -> bool:
         if self.flights is None:
@@ -220,8 +217,7 @@ class SchedulerState:
         self.queue.add(seq)
         self.counters.retractions += 1
         self._hand_over(seq)
-        if self.emit.wants(ev.Retracted):
-            self.emit(ev.Retracted(self.now, seq.request.id, reason, lost))
+        self.emit(ev.Retracted(self.now, seq.request.id, reason, lost))
 
     def _leave_pages(self, seq: Sequence) -> None:
         """Publish what a running sequence has computed, and return its row, its pin and its own pages.
@@ -230,19 +226,19 @@ class SchedulerState:
         before them, and the planned pages are taken back with that step.
         """
         if not seq.pin.planned:
-            self.publish(seq, publishable(self.rules, seq, ended=True))
+            self.publish(seq, ended=True)
             if self.tiers is not None:
                 self.tiers.leaves(seq)
         self.tables.release(seq)
         self.free_rows.append(seq.row)
         self.running.remove(seq)
 
-    def publish(self, seq: Sequence, tokens: int) -> None:
-        """Let the complete pages below position `tokens` be found by others. Pages that were planned before
-        are real by now."""
+    def publish(self, seq: Sequence, *, ended: bool) -> None:
+        """Let others find as many of a sequence's complete pages as the rules allow. Pages that were planned
+        before are real by now. ended: it computes no more."""
         self.tables.join_runs(seq)
         before = seq.shared
-        added = self.tables.publish(seq, tokens)
+        added = self.tables.publish(seq, publishable(self.rules, seq, ended))
         self.counters.indexed_pages += added
         self.counters.duplicate_pages += seq.shared - before - added
         if added:
@@ -293,7 +289,7 @@ class SchedulerState:
         hold = request.session if request.hold_s > 0 else None
         if not self.config.prefix_cache or seq.private or (wait is None and hold is None):
             return
-        self.publish(seq, publishable(self.rules, seq, ended=True))
+        self.publish(seq, ended=True)
         if wait is not None:
             self.l1.tree.expect(seq.pin, Expected.after(self.now, wait))
         if hold is not None:
@@ -310,22 +306,12 @@ class SchedulerState:
             self.counters.failed += 1
         else:
             self.counters.finished += 1
-        if self.emit.wants(ev.Finished):
-            self.emit(
-                ev.Finished(
-                    self.now,
-                    seq.request.id,
-                    finish,
-                    seq.cached,
-                    seq.host,
-                    seq.storage,
-                    seq.computed_total,
-                    seq.recomputed,
-                    seq.outputs,
-                    seq.retractions,
-                    seq.executed,
-                )
+        self.emit(
+            ev.Finished(
+                self.now, seq.request.id, finish, seq.cached, seq.host, seq.storage, seq.computed_total,
+                seq.recomputed, seq.outputs, seq.retractions, seq.executed,
             )
+        )  # fmt: skip
 
     def release_flight(self, seq: Sequence) -> None:
         """Wake the followers if this sequence leads a flight: what they wait for is published."""

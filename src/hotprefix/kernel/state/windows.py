@@ -31,10 +31,15 @@ Tail = tuple[tuple[Frames, list[int]], ...]
 
 
 class Windows:
-    """The windows of all running sequences in the layer groups of one L1."""
+    """The windows of all running sequences in the layer groups of one L1.
+
+    checkpoints: a chunk must stop at the last page boundary of a prompt, because a group keeps its recurrent
+    state only where chunks stop.
+    """
 
     def __init__(self, groups: Sequence[Frames], page_size: int) -> None:
         self.groups = groups
+        self.checkpoints = any(group.checkpoints for group in groups)
         self._page = page_size
 
     @property
@@ -80,12 +85,11 @@ class Windows:
             for at, (own, other) in enumerate(zip(old, new, strict=True), first):
                 group.replace(own, other, held=at >= seq.windows[i])
 
-    def checkpoint(self, seq: Seq, stop: int) -> None:
-        """Ask for a checkpoint of each recurrent state if the chunk that stops at position `stop` ends a
-        page."""
+    def stopped(self, seq: Seq, stop: int) -> None:
+        """Tell the groups that a chunk is planned that stops at position `stop`, if that ends a page."""
         if stop % self._page == 0:
             for group in self.groups:
-                group.checkpoint(seq.table[stop // self._page - 1])
+                group.stopped(seq.table[stop // self._page - 1])
 
     def slide(self, seq: Seq, prompt_done: bool) -> None:
         """Let go of the pages that the sequence's next position does not read. prompt_done: the step has
@@ -124,13 +128,11 @@ class Windows:
         back when its step is committed, so they are not counted.
         """
         for i, group in enumerate(self.groups):
-            if group.optional:
-                continue
             most = group.reach + 1
             owed = sum(max(0, min(most, total) - (len(q.table) - q.windows[i])) for q, total in running)
             tail = islice(backwards(match), group.reach) if match is not None else ()
             shared = sum(group.held(page) for page in tail)
-            if min(most, pages) - shared + owed > group.available:
+            if min(most, pages) - shared + owed > group.spare:
                 return False
         return True
 
@@ -138,9 +140,7 @@ class Windows:
         """Whether every group has frames for sequences of these many pages each, if they share none."""
         totals = list(pages)
         return all(
-            sum(min(group.reach + 1, total) for total in totals) <= group.total
-            for group in self.groups
-            if not group.optional
+            sum(min(group.reach + 1, total) for total in totals) <= group.capacity for group in self.groups
         )
 
     # -- edge -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hotprefix.errors import ConfigError, InputError
-from hotprefix.kernel.config import KernelConfig, Role
+from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.experiment.explain import explain, nearest
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment, HypothesisSpec, Variant
@@ -59,11 +59,6 @@ def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelCon
         key = min(unknown)
         hint = "capacity gives it" if key == "total_pages" else nearest(key, _KERNEL_KEYS)
         raise ConfigError(f"kernel.{key}: no such key; {hint}", param=f"kernel.{key}")
-    if settings.kernel.get("role", Role.BOTH) != Role.BOTH:
-        raise ConfigError(
-            f"kernel.role={settings.kernel['role']!r}: an instance has both parts; leave it out",
-            param="kernel.role",
-        )
     try:
         return _KERNEL.validate_python(
             {"page_size": page_size, **settings.kernel, "total_pages": total_pages}
