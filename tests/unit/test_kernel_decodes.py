@@ -103,3 +103,8 @@ def test_an_abort_during_repeats_publishes_no_position_whose_token_is_unknown(fa
     assert (progress.finish, progress.computed) == (Finish.ERROR if failed else Finish.ABORT, 8)
     d.kernel.check()
     assert [(tk.count(n.key), n.pages) for n in d.kernel._s.l1.tree.walk_nodes()] == [(4, [0])]
+
+
+def test_a_plan_may_be_repeated_to_the_end_of_a_page() -> None:
+    d = decoding()
+    assert [d.step().repeat for _ in range(6)] == [3, 2, 1, 4, 3, 2]
