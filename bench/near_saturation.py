@@ -27,8 +27,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from hotprefix.cost.model import CostModel
 from hotprefix.engine.config import EngineConfig
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.simulate import Replay, simulate
 from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.records.derive import Derivation, RequestRow

@@ -43,8 +43,8 @@ from typing import Any, Final
 import polars as pl
 
 from hotprefix import compiled
+from hotprefix.cost.model import CostModel
 from hotprefix.kernel.config import Flight, KernelConfig, Publication, Refresh
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.simulate import Replay, Tables, simulate
 from hotprefix.lab.trace.open_trace import open_trace
 

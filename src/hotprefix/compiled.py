@@ -20,9 +20,9 @@ from hotprefix.userdir import default_cache_dir, private
 
 # The packages that a copy holds whole. Native in it are the modules that each step of a replay runs through;
 # configurations are not, because pydantic builds them from annotations, which native classes do not keep.
-PACKAGES = ("kernel", "lab")
+PACKAGES = ("kernel", "cost", "lab")
 NATIVE = (
-    "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py", "lab/cost/prices.py",
+    "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "cost/features.py", "cost/prices.py",
     "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/block_prompts.py", "lab/sim/replay_recorder.py",
     "lab/sim/lower_tiers.py", "lab/sim/arrivals.py", "lab/trace/ideal.py",
 )  # fmt: skip

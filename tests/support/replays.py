@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from hotprefix.cost.model import CostModel, Link, Links
 from hotprefix.kernel.config import KernelConfig
-from hotprefix.lab.cost.model import CostModel, Link, Links
 from hotprefix.lab.sim.simulate import Replay, Tables, simulate
 from hotprefix.lab.trace.trace_request import TraceRequest
 

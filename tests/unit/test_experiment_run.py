@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from hotprefix.cost.presets import load_cost
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Eviction, KernelConfig
-from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.bounds import bound_facts, shares
 from hotprefix.lab.experiment.load import Changes, load
 from hotprefix.lab.experiment.one_run import run

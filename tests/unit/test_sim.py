@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from hotprefix.cost.model import Link, Links
 from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Refresh, TierConfig, Write
-from hotprefix.lab.cost.model import Link, Links
 from hotprefix.lab.replay_metrics import metrics
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.block_prompts import PromptMaker

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from hotprefix.cost.model import CostModel
 from hotprefix.definitions import Slo
 from hotprefix.kernel.config import KernelConfig, Refresh
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.metric_names import GROUPS, METRICS
 
 Models = Mapping[str, Mapping[str, str]]

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hotprefix import __version__
+from hotprefix.cost.model import CostModel
+from hotprefix.cost.presets import load_cost
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import KernelConfig
-from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.bounds import check_bound
 from hotprefix.lab.experiment.looks import Look, looks
 from hotprefix.lab.experiment.settings import Settings

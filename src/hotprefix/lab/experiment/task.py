@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from hotprefix.cost.model import CostModel
 from hotprefix.kernel.config import KernelConfig
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.experiment.bounds import bound_facts
 from hotprefix.lab.experiment.finished_runs import Output
 from hotprefix.lab.experiment.settings import Settings

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from hotprefix.cost.model import CostModel
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
 from hotprefix.errors import HotprefixError
@@ -27,7 +28,6 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.plan import Finish
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.live.run_clock import Clock
 from hotprefix.lab.sim.arrivals import Item, Loop
 from hotprefix.lab.sim.block_prompts import PromptMaker

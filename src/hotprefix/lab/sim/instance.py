@@ -18,13 +18,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hotprefix.cost.features import features
+from hotprefix.cost.model import CostModel
 from hotprefix.errors import HotprefixError, QueueFull, RequestRejected
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import StepOutcome, StepPlan, Transcript
 from hotprefix.kernel.request import Namespace, Request
-from hotprefix.lab.cost.features import features
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.arrivals import Item
 from hotprefix.lab.sim.block_prompts import PromptMaker, sampled
 from hotprefix.lab.sim.lower_tiers import HostSide

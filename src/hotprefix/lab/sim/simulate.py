@@ -16,11 +16,11 @@ from pathlib import Path
 
 import polars as pl
 
+from hotprefix.cost.model import CostModel, Links
+from hotprefix.cost.return_times import ThinkTimes
 from hotprefix.errors import ConfigError, HotprefixError
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.counters import Counters
-from hotprefix.lab.cost.model import CostModel, Links
-from hotprefix.lab.predict import ThinkTimes
 from hotprefix.lab.sim.arrivals import Item, Loop, Workload
 from hotprefix.lab.sim.block_prompts import PromptMaker
 from hotprefix.lab.sim.cluster import ARRIVAL, WAKE, Clock, Route, Router

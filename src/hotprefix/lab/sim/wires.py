@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hotprefix.cost.model import Link, Links
 from hotprefix.errors import ConfigError
-from hotprefix.lab.cost.model import Link, Links
 
 
 @dataclass(slots=True)
