@@ -24,6 +24,8 @@ from hotprefix.errors import ConfigError, ProtocolError
 from hotprefix.fleet import records as rec
 from hotprefix.fleet.bookings import Booking, Bookings, Work
 from hotprefix.fleet.config import Arm, FleetConfig
+from hotprefix.fleet.event_order import Todo
+from hotprefix.fleet.index import PageIndex
 from hotprefix.fleet.load import load_of
 from hotprefix.fleet.members import Member, Members
 from hotprefix.fleet.policies import POLICIES
@@ -39,7 +41,8 @@ class FleetCounters:
     """Monotonic counters; `waiting` is a gauge.
 
     routed, waits, expired: what `route` answered. late: reports of progress for requests that have ended.
-    restarts: lives that were seen to end without a leave.
+    restarts: lives that were seen to end without a leave. gaps: questions for missing events. dropped: how
+    often a worker's entries were dropped because they could not be had.
     """
 
     routed: int = 0
@@ -47,6 +50,8 @@ class FleetCounters:
     expired: int = 0
     late: int = 0
     restarts: int = 0
+    gaps: int = 0
+    dropped: int = 0
 
 
 class Fleet:
@@ -60,8 +65,9 @@ class Fleet:
         self.counters = FleetCounters()
         self._policy = POLICIES[config.arm]
         self._draw = draw or _none
-        self._members = Members(config.page_size)
+        self._members = Members(config.page_size, config.held)
         self._bookings = Bookings()
+        self._index = PageIndex(config.entries)
         self._homes = SessionHomes(config.sessions)
         self._waiting: dict[str, float] = {}
         self._wake = math.inf
@@ -73,7 +79,7 @@ class Fleet:
     def join(self, worker: str, profile: rec.Profile, now: float) -> None:
         """A worker may be chosen from now on. Raises ConfigError if its page size is not the fleet's."""
         self._tick(now)
-        self._members.join(worker, profile)
+        self._members.join(worker, profile, now)
         self._bookings.work[worker] = Work()
         self._changed(now)
 
@@ -92,52 +98,104 @@ class Fleet:
         del self._bookings.work[worker]
 
     def report(self, worker: str, report: rec.WorkerReport, now: float) -> None:
-        """What the worker said. An older report than the last is ignored."""
+        """What the worker said. What was said before the last report, or before this life, is ignored."""
         self._tick(now)
         member = self._members[worker]
-        if report.incarnation is not None and report.incarnation != member.told:
-            if member.told is not None:
-                self._begin_again(member, now)
-            member.told = report.incarnation
+        if not self._lives(member, report.incarnation, now) or report.made < member.since:
+            return
         if member.report is None or report.made >= member.report.made:
             member.report = report
-        self._changed(now)
+            self._changed(now)
+
+    def _lives(self, member: Member, told: int | None, now: float) -> bool:
+        """Whether something that the worker said is of its present life. A later life begins with it."""
+        if told is None or told == member.told:
+            return True
+        if member.told is not None:
+            if told < member.told:
+                return False
+            member.order.restart()
+            self._begin_again(member, now)
+        member.told = told
+        return True
 
     def _begin_again(self, member: Member, now: float) -> None:
         self.counters.restarts += 1
         self._forget(member, now)
-        self._members.begin_again(member)
+        self._members.begin_again(member, now)
 
     def _forget(self, member: Member, now: float) -> None:
         """Drop what belonged to the worker's life."""
         self._bookings.drop(member, now)
+        self._index.drop(member.mask)
+        self._changed(now)
 
     # -- what is cached where ---------------------------------------------------------------------
 
     def cached(self, worker: str, shelf: Shelf, now: float, stored: Keys = (), removed: Keys = ()) -> None:
         """What the worker stored and removed, from a source that loses nothing and keeps the order."""
         self._tick(now)
-        self._members[worker]
+        self._apply(self._members[worker], rec.Change(shelf, stored, removed))
 
     def events(self, worker: str, batch: rec.Batch, now: float) -> rec.ReplayWanted | None:
         """A live batch of the worker's numbered events. Returns what to ask the worker for, if events are
-        missing; until that is answered by `replayed` or `replay_failed`, further batches are held back."""
+        missing. Until that is answered by `replayed` or `replay_failed`, further batches are held back."""
         self._tick(now)
-        self._members[worker]
-        return None
+        member = self._members[worker]
+        if not self._lives(member, batch.incarnation, now):
+            return None
+        return self._do(member, member.order.live(batch), now)
 
     def replayed(
-        self, worker: str, ticket: int, batches: tuple[rec.Batch, ...], now: float
+        self, wanted: rec.ReplayWanted, batches: tuple[rec.Batch, ...], now: float
     ) -> rec.ReplayWanted | None:
-        """The answer to a `ReplayWanted`, in order. An answer to an earlier question is ignored."""
+        """The answer to a question for events. It is ignored if the fleet does not wait for it any more."""
         self._tick(now)
-        self._members[worker]
-        return None
+        member = self._asked(wanted)
+        return (
+            None if member is None else self._do(member, member.order.replayed(wanted.ticket, batches), now)
+        )
 
-    def replay_failed(self, worker: str, ticket: int, now: float) -> None:
+    def replay_failed(self, wanted: rec.ReplayWanted, now: float) -> rec.ReplayWanted | None:
         """The worker cannot replay: its entries are dropped, and live events build them up again."""
         self._tick(now)
-        self._members[worker]
+        member = self._asked(wanted)
+        return None if member is None else self._do(member, member.order.failed(wanted.ticket), now)
+
+    def snapshot(self, worker: str, batch: rec.Batch, now: float) -> rec.ReplayWanted | None:
+        """All that the worker has after its batch of this number, in the place of all batches up to it."""
+        self._tick(now)
+        member = self._members[worker]
+        if not self._lives(member, batch.incarnation, now):
+            return None
+        return self._do(member, member.order.snapshot(batch), now)
+
+    def _asked(self, wanted: rec.ReplayWanted) -> Member | None:
+        member = self._members.all.get(wanted.worker)
+        return member if member is not None and member.incarnation == wanted.incarnation else None
+
+    def _do(self, member: Member, todo: Todo, now: float) -> rec.ReplayWanted | None:
+        if todo.begin_again:
+            self._begin_again(member, now)
+        elif todo.drop:
+            self._index.drop(member.mask)
+            self.counters.dropped += 1
+        for batch in todo.apply:
+            for change in batch.changes:
+                self._apply(member, change)
+        if todo.ask is None:
+            return None
+        self.counters.gaps += 1
+        return rec.ReplayWanted(member.name, todo.ask, member.incarnation, member.order.ticket)
+
+    def _apply(self, member: Member, change: rec.Change) -> None:
+        mask = self._members.holder(member, change.shelf)
+        if change.cleared:
+            self._index.drop(mask, change.shelf)
+        if change.removed:
+            self._index.remove(mask, change.shelf, change.removed)
+        if change.stored:
+            self._index.store(mask, change.shelf, change.stored)
 
     # -- requests ---------------------------------------------------------------------------------
 

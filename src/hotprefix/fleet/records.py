@@ -131,7 +131,8 @@ class WorkerReport:
     prefill_tokens: prompt tokens that are still to be computed, of waiting and of running requests.
     decodes: requests that generate.
     free, evictable, owned, protected: L1's pages by state.
-    incarnation: names this life of the worker; another one means that it has begun again. None = not told.
+    incarnation: numbers this life of the worker; it grows when the worker begins again (its start time, for
+    instance). None = not told.
     """
 
     made: float
@@ -324,17 +325,20 @@ class Batch(NamedTuple):
 
     made: when the worker made it, on its own clock; tells a new life from a batch that came twice. None = not
     told.
+    incarnation: as in `WorkerReport`.
     """
 
     number: int
     changes: tuple[Change, ...]
     made: float | None = None
+    incarnation: int | None = None
 
 
 class ReplayWanted(NamedTuple):
-    """Events are missing: ask the worker for its batches from number `first` on, and hand them in with
-    `ticket`."""
+    """Events are missing: ask the worker for its batches from number `first` on, and hand them in with this
+    record. incarnation, ticket: by these the fleet knows whether it still waits for them."""
 
     worker: str
-    ticket: int
     first: int
+    incarnation: int
+    ticket: int
