@@ -21,7 +21,8 @@ import hotprefix.kernel.kernel, hotprefix.lab.sim.instance
 from hotprefix.kernel.config import *
 from hotprefix.cost.model import Link, Links
 from hotprefix.cost.presets import load_cost
-from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import simulate
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.trace.open_trace import open_trace
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hotprefix.lab.sim.cluster import Route
 from rich.console import Console
 
 from hotprefix.cost.presets import load_cost
@@ -22,7 +23,6 @@ from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.lab.experiment.run_plan import Plan, plan
 from hotprefix.lab.experiment.sweep import Task, Watch, attempt
 from hotprefix.lab.sim.arrivals import Loop
-from hotprefix.lab.sim.cluster import Route
 
 FILE = """
 name = "tiny"

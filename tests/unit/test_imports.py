@@ -37,7 +37,7 @@ LAYERS = {
     "engine": {"errors", "definitions", "kernel", "userdir"},
     "records": {"errors", "definitions", "kernel", "engine"},
     "server": {"errors", "definitions", "kernel", "engine", "records"},
-    "lab": {"errors", "definitions", "kernel", "cost", "engine", "records"},
+    "lab": {"errors", "definitions", "kernel", "cost", "fleet", "engine", "records"},
     "bench": {"errors", "kernel", "engine", "report"},
     "report": {"errors", "definitions", "kernel", "bench", "lab", "records"},
 }

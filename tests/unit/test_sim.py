@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hotprefix.lab.sim.cluster import Route
 
 from hotprefix.cost.model import Link, Links
 from hotprefix.definitions import Slo
@@ -20,7 +21,6 @@ from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Ref
 from hotprefix.lab.replay_metrics import metrics
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.block_prompts import PromptMaker
-from hotprefix.lab.sim.cluster import Route
 from hotprefix.lab.sim.simulate import Tables
 from hotprefix.lab.trace.line_fields import MAX_BLOCK
 from hotprefix.lab.trace.trace_request import TraceRequest

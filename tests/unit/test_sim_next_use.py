@@ -11,7 +11,8 @@ from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.request import Request
 from hotprefix.lab.sim.arrivals import Loop
-from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import simulate
 from hotprefix.lab.trace.trace_request import TraceRequest
 
 

@@ -14,13 +14,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hotprefix.errors import ConfigError, InputError
-from hotprefix.kernel.config import KernelConfig, Role
+from hotprefix.fleet.config import FleetConfig, Homes, Term
+from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.experiment.explain import explain, nearest
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment, HypothesisSpec, Variant
 
 _KERNEL = TypeAdapter(KernelConfig)
 _KERNEL_KEYS = frozenset(KernelConfig.__dataclass_fields__) - {"total_pages"}
+_FLEET = TypeAdapter(FleetConfig)
+_FLEET_KEYS = frozenset(FleetConfig.__dataclass_fields__) - {"arm", "terms", "page_size"}
 
 
 def arms(experiment: Experiment) -> tuple[Variant, ...]:
@@ -47,6 +50,7 @@ def settings(experiment: Experiment, condition: Variant, arm: Variant) -> Settin
         raise InputError(f"{where}: {explain(error, Settings)}", param="set") from error
     try:
         kernel(found, total_pages=1, page_size=1)
+        fleet(found)
     except InputError as error:
         raise InputError(f"{where}: {error.message}", param=error.param) from None
     return found
@@ -59,11 +63,6 @@ def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelCon
         key = min(unknown)
         hint = "capacity gives it" if key == "total_pages" else nearest(key, _KERNEL_KEYS)
         raise ConfigError(f"kernel.{key}: no such key; {hint}", param=f"kernel.{key}")
-    if settings.kernel.get("role", Role.BOTH) != Role.BOTH:
-        raise ConfigError(
-            f"kernel.role={settings.kernel['role']!r}: an instance has both parts; leave it out",
-            param="kernel.role",
-        )
     try:
         return _KERNEL.validate_python(
             {"page_size": page_size, **settings.kernel, "total_pages": total_pages}
@@ -74,6 +73,28 @@ def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelCon
         reason = first["msg"].removeprefix("Input should be ")
         raise ConfigError(
             f"kernel.{field}={first['input']!r}: give {reason}", param=f"kernel.{field}"
+        ) from error
+
+
+def fleet(settings: Settings) -> FleetConfig:
+    """The fleet's configuration; the replay gives its page size. New sessions take the instances by turns if
+    nothing else is said. Raises ConfigError."""
+    cluster = settings.cluster
+    unknown = cluster.fleet.keys() - _FLEET_KEYS
+    if unknown:
+        key = min(unknown)
+        raise ConfigError(
+            f"cluster.fleet.{key}: no such key; {nearest(key, _FLEET_KEYS)}", param=f"cluster.fleet.{key}"
+        )
+    terms = frozenset(term for term in Term if getattr(cluster.terms, term))
+    given = {"homes": Homes.TURNS, **cluster.fleet, "arm": cluster.policy, "terms": terms}
+    try:
+        return _FLEET.validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"cluster.fleet.{field}={first['input']!r}: {first['msg']}", param=f"cluster.fleet.{field}"
         ) from error
 
 

@@ -31,9 +31,10 @@ from hotprefix.kernel.plan import Finish
 from hotprefix.lab.live.run_clock import Clock
 from hotprefix.lab.sim.arrivals import Item, Loop
 from hotprefix.lab.sim.block_prompts import PromptMaker
+from hotprefix.lab.sim.replay import Replay
 from hotprefix.lab.sim.replay_recorder import Recorder, new_row
 from hotprefix.lab.sim.rows import REQUEST_COLUMNS
-from hotprefix.lab.sim.simulate import Replay, items, simulate
+from hotprefix.lab.sim.simulate import items, simulate
 from hotprefix.lab.trace.trace_request import TraceRequest
 from hotprefix.records.schema import of_event
 

@@ -54,6 +54,11 @@ class Wires:
     fetch: Wire | None = None
     all: list[Wire] = field(default_factory=list)
 
+    def begin_again(self, now: float) -> None:
+        """Nothing is on its way any more: the instance has died and is back."""
+        for wire in self.all:
+            wire.free_at = now
+
 
 def wires(links: Links, host: bool, storage: bool) -> Wires:
     """The wires that the configured tiers need. Raises ConfigError if a link's figure is missing."""
