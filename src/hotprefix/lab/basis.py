@@ -38,7 +38,10 @@ _WHY: Final = {
 _PART: Final = {
     "scheduler_share": SCHEDULER,
     "restored_l2_share": L2, "cached_l2_share": L2, "restored_l3_share": L3, "cached_l3_share": L3,
-    "load_imbalance": FLEET,
+    **dict.fromkeys(
+        ("load_imbalance", "cached_tps_spread", "available_share", "captured_share", "copied_tokens",
+         "prediction_bias_s", "prediction_error_p50_s", "prediction_error_p95_s"), FLEET
+    ),
     "unfinished": HORIZON,
     "requests": ARRIVALS,
 }  # fmt: skip
