@@ -156,6 +156,7 @@ class Fleet(Workers):
         place.work.reuse(decision.found.total, view.now)
         self._bookings.add(booking, view.now)
         self._flights.add(booking)
+        self._homes.chosen(booking.session, decoder.name)
 
     def progress(self, request: str, stage: Stage, now: float, seen: Seen | None = None) -> None:
         """How the request has come on. seen: what was observed by its first token."""
@@ -193,6 +194,8 @@ class Fleet(Workers):
         self._bookings.end(booking, now)
         if not booking.made:
             self._flights.fail(booking, self._bookings.work[booking.member.name])
+            if booking.session is not None:
+                self._homes.failed(booking.session)
         self._changed(now)
 
     def wake_at(self) -> float | None:

@@ -14,8 +14,7 @@ from hotprefix.errors import ConfigError, ProtocolError
 from hotprefix.fleet.config import FleetConfig
 from hotprefix.fleet.correction import Errors, Ratio
 from hotprefix.fleet.event_order import EventOrder
-from hotprefix.fleet.records import Profile, Shelf, WorkerReport
-from hotprefix.kernel.config import Role
+from hotprefix.fleet.records import Profile, Role, Shelf, WorkerReport
 
 
 class Member:

@@ -40,7 +40,7 @@ def least_requests(view: View) -> Chosen:
 def session(view: View) -> Chosen:
     """Where its session is at home; without a session, by turns."""
     if view.request.session is None:
-        return round_robin(view)
+        return view.turn(), "turn"
     home = view.home()
     return (home, "home") if home is not None else (view.new_home(), "new_home")
 
@@ -73,8 +73,9 @@ def bounded(view: View) -> Chosen:
 
 
 def predicted(view: View) -> Chosen:
-    """The earliest predicted first token, plus what the choice costs others. Predictions are not so exact that
-    a difference within `slack` means anything: of such places it is the one with the least to compute."""
+    """The earliest predicted first token, plus what the choice costs others. Predictions are not so exact
+    that a difference within `slack` means anything: of such places it is the one with the least to
+    compute."""
     least = min(p.cost for p in view.places)
     near = least * (1 + view.config.slack)
     best = min((p for p in view.places if p.cost <= near), key=lambda p: (-p.reused, p.cost, by_turn(p)))

@@ -98,9 +98,13 @@ class View:
         name = None if session is None else self._homes.get(session)
         return next((place for place in self.places if place.member.name == name), None)
 
+    def turn(self) -> Place:
+        """The next place in the turns that requests without a session take."""
+        return self.places[self._homes.strangers % len(self.places)]
+
     def new_home(self) -> Place:
         """The place for a session without a home."""
         session = self.request.session or ""
         if self.config.homes is Homes.TURNS:
-            return min(self.places, key=lambda p: (p.member.chosen, p.member.bit))
+            return self.places[self._homes.opened % len(self.places)]
         return max(self.places, key=lambda p: score(session, p.member.name))

@@ -115,7 +115,11 @@ class Workers:
 
     def _forget(self, member: Member, now: float) -> None:
         """Drop what belonged to the worker's life."""
-        self._flights.drop(member.name, self._bookings.drop(member.name, now))
+        ended = self._bookings.drop(member.name, now)
+        self._flights.drop(member.name, ended)
+        for booking in ended:
+            if booking.session is not None and not booking.made:
+                self._homes.failed(booking.session)
         self._bookings.work[member.name] = Work()
         self._index.drop(member.mask)
         self._changed(now)
