@@ -107,6 +107,7 @@ class FleetConfig:
     arm: see `Arm`. terms: the terms of the prediction that are on. homes: see `Homes`.
     plan: the `plan` arm's settings.
     spread: c of `bounded`: a worker may have (1 + c) times the mean load.
+    slack: share by which predictions may differ and still count as equal.
     floor: below this load no worker counts as overloaded.
     delay_weight: what a second of delay of one decoding request counts, in seconds of the first token.
     displacement_weight: what a second of computing again counts.
@@ -129,6 +130,7 @@ class FleetConfig:
     plan: PlanConfig = PlanConfig()
     spread: float = 0.25
     floor: float = 0.1
+    slack: float = 0.05
     delay_weight: float = 0.1
     displacement_weight: float = 0.1
     horizon_s: float = 1.0
@@ -150,7 +152,8 @@ class FleetConfig:
         ):  # fmt: skip
             _whole(self, name, low)
         for name in (
-            "spread", "floor", "delay_weight", "displacement_weight", "hold_s", "confirm_s", "presume_s",
+            "spread", "floor", "slack", "delay_weight", "displacement_weight", "hold_s", "confirm_s",
+            "presume_s",
         ):  # fmt: skip
             _number(self, name)
         for name in ("horizon_s", "report_ttl_s"):

@@ -1,16 +1,17 @@
-"""The fleet core: one object that router and simulator both drive. Owns: the call order at its edge.
+"""The fleet core: one object that router and simulator both drive. Owns: the choice and its bookkeeping.
 
 Which worker: `Fleet.route` makes a view of the workers that may be chosen, and one function of policies.py
-chooses. Everything else here keeps what that function sees up to date.
+chooses. Everything else keeps what that function sees up to date.
 
 Rules:
 1. No I/O. Time comes in as an argument and never goes backwards. Randomness is passed in.
-2. A request is given a worker at most once at a time: a second `route` of it needs an ending before.
+2. A request has one worker at a time: a second `route` of it needs an ending before.
 3. Something is always chosen if a worker may be chosen. A request waits here only if none may, and only for
-   `hold_s`.
-4. What comes of a request or a life that has ended is counted and changes nothing.
+   `hold_s`; then also workers at their bound may be chosen.
+4. A choice is booked in the moment in which it is made, and has one ending. What comes later of a request
+   that has ended is counted and changes nothing.
 
-    join / drain / leave / report / events      what is known of the workers
+    join / drain / leave / report / events      what is known of the workers (workers.py)
     route(request, now) -> Decision | Wait      which of them
     progress(request, stage, now, seen)         how the request goes on there
 """
@@ -18,188 +19,45 @@ Rules:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from heapq import nsmallest
 
 from hotprefix.errors import ConfigError, ProtocolError
-from hotprefix.fleet import records as rec
-from hotprefix.fleet.bookings import Booking, Bookings, Work
+from hotprefix.fleet.bookings import Booking
 from hotprefix.fleet.config import Arm, FleetConfig
-from hotprefix.fleet.event_order import Todo
-from hotprefix.fleet.index import PageIndex
-from hotprefix.fleet.load import load_of
-from hotprefix.fleet.members import Member, Members
+from hotprefix.fleet.correction import Errors
+from hotprefix.fleet.hits import Hits
+from hotprefix.fleet.plan import Plan
 from hotprefix.fleet.policies import POLICIES
-from hotprefix.fleet.records import Keys, RouteRequest, Seen, Shelf, Stage
-from hotprefix.fleet.sessions import SessionHomes
+from hotprefix.fleet.records import Copying, Decision, RouteRequest, Seen, Stage, Wait
+from hotprefix.fleet.survey import Survey
 from hotprefix.fleet.view import Draw, Place, View
+from hotprefix.fleet.workers import Workers
 
 ENDINGS = (Stage.ENDED, Stage.FAILED, Stage.CANCELLED)
+LEAST_S = 0.001
 
 
-@dataclass(slots=True)
-class FleetCounters:
-    """Monotonic counters; `waiting` is a gauge.
+class Fleet(Workers):
+    """See the module's rules. Methods raise ProtocolError on a broken call order.
 
-    routed, waits, expired: what `route` answered. late: reports of progress for requests that have ended.
-    restarts: lives that were seen to end without a leave. gaps: questions for missing events. dropped: how
-    often a worker's entries were dropped because they could not be had.
+    hits: where hits went. error: how far predictions were off, over all workers. copies: tokens that were
+    computed a further time by choice, by reason. plan: the plan of that arm.
     """
-
-    routed: int = 0
-    waits: int = 0
-    expired: int = 0
-    late: int = 0
-    restarts: int = 0
-    gaps: int = 0
-    dropped: int = 0
-
-
-class Fleet:
-    """See the module's rules. Methods raise ProtocolError on a broken call order."""
 
     def __init__(self, config: FleetConfig, draw: Draw | None = None) -> None:
         """draw: needed by the arms that draw (`random`, `plan`). Raises ConfigError if it is missing."""
+        super().__init__(config)
         if draw is None and config.arm in (Arm.RANDOM, Arm.PLAN):
             raise ConfigError(f"arm={config.arm} draws: give draw, such as Random(0).randrange", param="draw")
-        self.config = config
-        self.counters = FleetCounters()
+        self.hits, self.error, self.plan = Hits(), Errors(), Plan(config.plan)
+        self.copies = dict.fromkeys(Copying, 0)
         self._policy = POLICIES[config.arm]
-        self._draw = draw or _none
-        self._members = Members(config.page_size, config.held)
-        self._bookings = Bookings()
-        self._index = PageIndex(config.entries)
-        self._homes = SessionHomes(config.sessions)
+        self._draw: Draw = draw or _none
+        self._survey = Survey(config, self._members, self._bookings, self._index, self._flights)
         self._waiting: dict[str, float] = {}
-        self._wake = math.inf
         self._turn = 0
-        self._now = -math.inf
 
-    # -- workers ----------------------------------------------------------------------------------
-
-    def join(self, worker: str, profile: rec.Profile, now: float) -> None:
-        """A worker may be chosen from now on. Raises ConfigError if its page size is not the fleet's."""
-        self._tick(now)
-        self._members.join(worker, profile, now)
-        self._bookings.work[worker] = Work()
-        self._changed(now)
-
-    def drain(self, worker: str, now: float) -> None:
-        """The worker gets no further requests; what it has goes on."""
-        self._tick(now)
-        self._members[worker].draining = True
-
-    def leave(self, worker: str, now: float) -> None:
-        """The worker is gone, with its pages and requests."""
-        self._tick(now)
-        member = self._members[worker]
-        self._forget(member, now)
-        self._members.leave(member)
-        self._homes.leave(worker)
-        del self._bookings.work[worker]
-
-    def report(self, worker: str, report: rec.WorkerReport, now: float) -> None:
-        """What the worker said. What was said before the last report, or before this life, is ignored."""
-        self._tick(now)
-        member = self._members[worker]
-        if not self._lives(member, report.incarnation, now) or report.made < member.since:
-            return
-        if member.report is None or report.made >= member.report.made:
-            member.report = report
-            self._changed(now)
-
-    def _lives(self, member: Member, told: int | None, now: float) -> bool:
-        """Whether something that the worker said is of its present life. A later life begins with it."""
-        if told is None or told == member.told:
-            return True
-        if member.told is not None:
-            if told < member.told:
-                return False
-            member.order.restart()
-            self._begin_again(member, now)
-        member.told = told
-        return True
-
-    def _begin_again(self, member: Member, now: float) -> None:
-        self.counters.restarts += 1
-        self._forget(member, now)
-        self._members.begin_again(member, now)
-
-    def _forget(self, member: Member, now: float) -> None:
-        """Drop what belonged to the worker's life."""
-        self._bookings.drop(member, now)
-        self._index.drop(member.mask)
-        self._changed(now)
-
-    # -- what is cached where ---------------------------------------------------------------------
-
-    def cached(self, worker: str, shelf: Shelf, now: float, stored: Keys = (), removed: Keys = ()) -> None:
-        """What the worker stored and removed, from a source that loses nothing and keeps the order."""
-        self._tick(now)
-        self._apply(self._members[worker], rec.Change(shelf, stored, removed))
-
-    def events(self, worker: str, batch: rec.Batch, now: float) -> rec.ReplayWanted | None:
-        """A live batch of the worker's numbered events. Returns what to ask the worker for, if events are
-        missing. Until that is answered by `replayed` or `replay_failed`, further batches are held back."""
-        self._tick(now)
-        member = self._members[worker]
-        if not self._lives(member, batch.incarnation, now):
-            return None
-        return self._do(member, member.order.live(batch), now)
-
-    def replayed(
-        self, wanted: rec.ReplayWanted, batches: tuple[rec.Batch, ...], now: float
-    ) -> rec.ReplayWanted | None:
-        """The answer to a question for events. It is ignored if the fleet does not wait for it any more."""
-        self._tick(now)
-        member = self._asked(wanted)
-        return (
-            None if member is None else self._do(member, member.order.replayed(wanted.ticket, batches), now)
-        )
-
-    def replay_failed(self, wanted: rec.ReplayWanted, now: float) -> rec.ReplayWanted | None:
-        """The worker cannot replay: its entries are dropped, and live events build them up again."""
-        self._tick(now)
-        member = self._asked(wanted)
-        return None if member is None else self._do(member, member.order.failed(wanted.ticket), now)
-
-    def snapshot(self, worker: str, batch: rec.Batch, now: float) -> rec.ReplayWanted | None:
-        """All that the worker has after its batch of this number, in the place of all batches up to it."""
-        self._tick(now)
-        member = self._members[worker]
-        if not self._lives(member, batch.incarnation, now):
-            return None
-        return self._do(member, member.order.snapshot(batch), now)
-
-    def _asked(self, wanted: rec.ReplayWanted) -> Member | None:
-        member = self._members.all.get(wanted.worker)
-        return member if member is not None and member.incarnation == wanted.incarnation else None
-
-    def _do(self, member: Member, todo: Todo, now: float) -> rec.ReplayWanted | None:
-        if todo.begin_again:
-            self._begin_again(member, now)
-        elif todo.drop:
-            self._index.drop(member.mask)
-            self.counters.dropped += 1
-        for batch in todo.apply:
-            for change in batch.changes:
-                self._apply(member, change)
-        if todo.ask is None:
-            return None
-        self.counters.gaps += 1
-        return rec.ReplayWanted(member.name, todo.ask, member.incarnation, member.order.ticket)
-
-    def _apply(self, member: Member, change: rec.Change) -> None:
-        mask = self._members.holder(member, change.shelf)
-        if change.cleared:
-            self._index.drop(mask, change.shelf)
-        if change.removed:
-            self._index.remove(mask, change.shelf, change.removed)
-        if change.stored:
-            self._index.store(mask, change.shelf, change.stored)
-
-    # -- requests ---------------------------------------------------------------------------------
-
-    def route(self, request: RouteRequest, now: float) -> rec.Decision | rec.Wait:
+    def route(self, request: RouteRequest, now: float) -> Decision | Wait:
         """Choose the request's worker and book the choice, or tell until when to wait. A request that waits
         is routed again by its driver, or cancelled."""
         self._tick(now)
@@ -207,65 +65,98 @@ class Fleet:
             raise ProtocolError(f"request {request.id!r} has a worker: end it there first")
         since = self._waiting.pop(request.id, now)
         expired = now - since >= self.config.hold_s
-        places = self._places(request, now, at_bound=expired)
-        decoders = [m for m in self._members.all.values() if m.decodes and not m.draining]
-        if not places or not decoders:
-            return self._wait(request, since, expired)
-        view = View(request, places, now, self.config, self._homes, self._draw)
+        everyone = self._survey.places(now)
+        places = self._allowed(everyone, request, expired)
+        if not places:
+            return self._wait(request, since, expired, everyone)
+        best = self._survey.match(everyone, request)
+        self._survey.predictor.wanted = self._wanted.share
+        self._survey.predict(places, everyone, request, now)
+        self._index.asked(request.keys)
+        planned: tuple[str, ...] = ()
+        if self.config.arm is Arm.PLAN:
+            planned = self.plan.count(request.keys, [p.member for p in places], now)
+        view = View(request, places, planned, now, self.config, self._homes, self._draw)
         place, rule = self._policy(view)
-        return self._decide(view, place, rule)
+        return self._decide(view, place, rule, best, everyone)
 
-    def _places(self, request: RouteRequest, now: float, at_bound: bool) -> list[Place]:
-        """The workers that may be chosen. at_bound: also those that have as many requests as they may."""
-        bound, work = self.config.bound, self._bookings.work
+    def _allowed(self, everyone: list[Place], request: RouteRequest, at_bound: bool) -> list[Place]:
+        """The places that may be chosen. at_bound: also workers that have as many requests as they may."""
+        bound, avoid = self.config.bound, request.avoid
+        decoder = self._survey.decoder(everyone, avoid)
         places = []
-        for member in self._members.all.values():
-            if member.draining or not member.prefills or member.name in request.avoid:
+        for place in everyone:
+            member = place.member
+            if member.draining or not member.prefills or (avoid and member.name in avoid):
                 continue
-            own = work[member.name]
-            if bound and not at_bound and len(own.all) >= bound:
+            if bound and not at_bound and place.requests >= bound:
                 continue
-            places.append(Place(member, len(own.all), load_of(member, own, self.config, now)))
+            if not member.decodes:
+                if decoder is None:
+                    continue
+                place.decoder = decoder
+            places.append(place)
         return places
 
-    def _wait(self, request: RouteRequest, since: float, expired: bool) -> rec.Wait:
+    def _wait(self, request: RouteRequest, since: float, expired: bool, everyone: list[Place]) -> Wait:
+        able = [p for p in everyone if not p.member.draining and p.member.name not in request.avoid]
+        if not able:
+            reason = "all_drain" if everyone else "no_worker"
+        elif not any(p.member.prefills for p in able):
+            reason = "no_prefill_worker"
+        else:
+            reason = "all_at_bound" if any(p.member.decodes for p in able) else "no_decode_worker"
         until = since + self.config.hold_s
         if expired:
             self.counters.expired += 1
-            return rec.Wait(request.id, self._why(request), until, True)
-        self.counters.waits += 1
-        self._waiting[request.id], self._wake = since, math.inf
-        return rec.Wait(request.id, self._why(request), until)
+        else:
+            self.counters.waits += 1
+            self._waiting[request.id], self._wake = since, math.inf
+        return Wait(request.id, reason, until, expired)
 
-    def _why(self, request: RouteRequest) -> str:
-        members = [m for m in self._members.all.values() if m.name not in request.avoid]
-        if not members:
-            return "no_worker"
-        able = [m for m in members if not m.draining]
-        if not able:
-            return "all_drain"
-        if not any(m.prefills for m in able):
-            return "no_prefill_worker"
-        return "no_decode_worker" if not any(m.decodes for m in able) else "all_at_bound"
-
-    def _decide(self, view: View, place: Place, rule: str) -> rec.Decision:
-        request, member, now = view.request, place.member, view.now
-        decoder = member
-        parts, found = rec.Parts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None), rec.Found()
-        self._turn += 1
-        member.chosen = self._turn
+    def _decide(self, view: View, place: Place, rule: str, best: int, everyone: list[Place]) -> Decision:
+        request, now, member, decoder = view.request, view.now, place.member, place.decoder.member
+        found, report = place.found, member.report
+        others = nsmallest(
+            self.config.runners_up, (p for p in view.places if p is not place),
+            key=lambda p: (p.cost, p.member.chosen, p.member.bit),
+        )  # fmt: skip
+        copied = max(0, best - found.total)
+        copying = self._why_copied(view, place, best) if copied else None
+        decision = Decision(
+            request.id, now, member.name, member.incarnation, decoder.name, decoder.incarnation,
+            place.peer.member.name if place.peer is not None else None, request.prompt, found,
+            max(best, found.total), place.parts, place.loads, tuple(p.runner_up for p in others), rule,
+            None if report is None else now - report.made, () if report is not None else ("report",), copying,
+            copied,
+        )  # fmt: skip
+        if copying is not None:
+            self.copies[copying] += copied
         self.counters.routed += 1
+        self.counters.unknown += report is None
+        self._book(view, place, decision)
+        return decision
+
+    def _why_copied(self, view: View, place: Place, best: int) -> Copying:
+        holders = [p for p in view.places if p.matched == best]
+        if not holders:
+            return Copying.NOT_ALLOWED
+        if self.config.arm is not Arm.PREDICTED:
+            return Copying.BY_RULE
+        earliest = min(p.first for p in holders)
+        return Copying.EARLIER_HERE if place.first <= earliest else Copying.COSTS_OTHERS_LESS
+
+    def _book(self, view: View, place: Place, decision: Decision) -> None:
+        member, decoder = place.member, place.decoder.member
+        self._turn += 1
+        member.chosen = decoder.chosen = self._turn
         booking = Booking(
-            request.id, member, decoder, request.keys, request.prompt, found, parts, 0, request.prompt,
-            len(request.keys), request.session, now,
-        )  # fmt: skip
-        self._bookings.add(booking, now)
-        report = member.known(now, self.config.report_ttl_s)
-        return rec.Decision(
-            request.id, now, member.name, member.incarnation, decoder.name, decoder.incarnation, None,
-            request.prompt, found, 0, parts, place.loads, (), rule,
-            None if report is None else now - report.made, () if report is not None else ("report",), None, 0,
-        )  # fmt: skip
+            view.request, member, decoder, decision, place.pages, place.leans, self.config.page_size
+        )
+        place.work.reuse(decision.found.total, view.now)
+        self._bookings.add(booking, view.now)
+        self._flights.add(booking)
+        self._homes.chosen(booking.session, decoder.name)
 
     def progress(self, request: str, stage: Stage, now: float, seen: Seen | None = None) -> None:
         """How the request has come on. seen: what was observed by its first token."""
@@ -274,39 +165,44 @@ class Fleet:
         if booking is None:
             if self._waiting.pop(request, None) is None or stage not in ENDINGS:
                 self.counters.late += 1
-            return
-        if stage is Stage.FIRST_TOKEN:
-            self._bookings.first_token(booking, now)
+        elif stage is Stage.SENT:
+            booking.at = now
+        elif stage is Stage.FIRST_TOKEN:
+            if not booking.made:
+                self._first_token(booking, now, seen or Seen())
+        else:
+            self._end(booking, now)
+
+    def _first_token(self, booking: Booking, now: float, seen: Seen) -> None:
+        member, observed = booking.member, now - booking.at
+        for errors in (self.error, member.errors):
+            errors.add(booking.first, observed)
+        if seen.queue_s is not None:
+            member.queue.learn(seen.queue_s, booking.queue)
+        if seen.compute_s is not None:
+            member.compute.learn(seen.compute_s, booking.compute)
+        elif booking.queue < LEAST_S:  # nothing else took time
+            member.compute.learn(observed, booking.compute)
+        self.hits.add(booking.prompt, booking.available, booking.captured, seen.cached)
+        self._bookings.first_token(booking, now)
+        stay = self.config.confirm_s if member.profile.events else self.config.presume_s
+        self._flights.first_token(booking, now + stay)
+        if booking.session is not None:
+            self._homes.bind(booking.session, booking.decoder.name)
+
+    def _end(self, booking: Booking, now: float) -> None:
+        self._bookings.end(booking, now)
+        if not booking.made:
+            self._flights.fail(booking, self._bookings.work[booking.member.name])
             if booking.session is not None:
-                self._homes.bind(booking.session, booking.decoder.name)
-        elif stage in ENDINGS:
-            self._bookings.end(booking, now)
-            self._changed(now)
+                self._homes.failed(booking.session)
+        self._changed(now)
 
     def wake_at(self) -> float | None:
         """When the waiting requests are to be routed again; None while none waits."""
         if not self._waiting:
             return None
         return min(self._wake, min(self._waiting.values()) + self.config.hold_s)
-
-    def loads(self, now: float) -> dict[str, rec.Load]:
-        """Each worker's load now."""
-        work, config = self._bookings.work, self.config
-        return {name: load_of(m, work[name], config, now) for name, m in self._members.all.items()}
-
-    def check(self) -> None:
-        """Raise ProtocolError unless everything outstanding belongs to a booking. It is for tests and for
-        idle moments."""
-        self._bookings.check()
-
-    def _changed(self, now: float) -> None:
-        """Something has changed that may let waiting requests go."""
-        self._wake = now
-
-    def _tick(self, now: float) -> None:
-        if now < self._now:
-            raise ProtocolError(f"time went from {self._now} back to {now}")
-        self._now = now
 
 
 def _none(_: int) -> int:

@@ -14,21 +14,18 @@ from hotprefix.fleet.members import Member
 from hotprefix.fleet.records import Load
 
 
-def load_of(member: Member, work: Work, config: FleetConfig, now: float) -> Load:
-    """The worker's load now.
+def load_of(member: Member, work: Work, wait: float, config: FleetConfig, now: float) -> Load:
+    """The worker's load now. wait: seconds of prefill work that stand there.
 
-    prefill: seconds of outstanding work by `horizon_s`; if its capacity is calibrated, at least the seconds
-    in which it serves as many requests.
+    prefill: that by `horizon_s`; if the worker's capacity is calibrated, at least the seconds in which it
+    serves as many requests. pages: as reported, and those that were added since. decode: rows.
     """
     profile, report = member.profile, member.known(now, config.report_ttl_s)
-    prefill = work.wait(now)
     if profile.capacity is not None:
-        prefill = max(prefill, len(work.prefilling) / profile.capacity)
-    pages = None if report is None else (report.owned + report.protected) / profile.total_pages
-    return Load(
-        prefill / config.horizon_s,
-        len(work.all) / profile.max_running,
-        pages,
-        work.restore_s / config.horizon_s,
-        work.hand_off_s / config.horizon_s,
-    )
+        wait = max(wait, len(work.prefilling) / profile.capacity)
+    pages = None
+    if report is not None:
+        pages = (report.owned + report.protected + work.pages) / profile.total_pages
+    rows = (len(work.all) + work.foreign_decodes) / profile.max_running
+    horizon = config.horizon_s
+    return Load(wait / horizon, rows, pages, work.restore_s / horizon, work.hand_off_s / horizon)

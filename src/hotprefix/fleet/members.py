@@ -11,9 +11,10 @@ Rules:
 from __future__ import annotations
 
 from hotprefix.errors import ConfigError, ProtocolError
+from hotprefix.fleet.config import FleetConfig
+from hotprefix.fleet.correction import Errors, Ratio
 from hotprefix.fleet.event_order import EventOrder
-from hotprefix.fleet.records import Profile, Shelf, WorkerReport
-from hotprefix.kernel.config import Role
+from hotprefix.fleet.records import Profile, Role, Shelf, WorkerReport
 
 
 class Member:
@@ -21,22 +22,34 @@ class Member:
 
     bit: its position in the index's masks. prefills, decodes: what its role allows.
     since: when this life was first heard of. told: the number that the worker itself gave it, if it did.
-    order: its events.
+    order: its events. token_s: what a token of prefill costs in a full step.
+    queue, compute: corrections of its predictions. errors: how far these were off.
     chosen: the turn in which it was last chosen; of equal workers the one chosen longest ago comes first.
     """
 
     __slots__ = (
-        "bit", "chosen", "decodes", "draining", "incarnation", "mask", "name", "order", "prefills", "profile",
-        "report", "since", "told",
+        "bit", "chosen", "compute", "decodes", "draining", "errors", "incarnation", "mask", "name", "order",
+        "prefills", "profile", "queue", "report", "since", "token_s", "told",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, bit: int, profile: Profile, incarnation: int, order: EventOrder, now: float
+        self,
+        name: str,
+        bit: int,
+        profile: Profile,
+        incarnation: int,
+        order: EventOrder,
+        window: int,
+        now: float,
     ) -> None:
         self.name, self.bit, self.mask, self.profile = name, bit, 1 << bit, profile
         self.incarnation, self.order, self.since = incarnation, order, now
         self.prefills = profile.role is not Role.DECODE
         self.decodes = profile.role is not Role.PREFILL
+        budget = profile.max_batched_tokens
+        self.token_s = profile.prices.step_s(budget, budget * (budget + 1) // 2, 0, 0) / budget
+        self.queue, self.compute = Ratio(window), Ratio(window)
+        self.errors = Errors()
         self.draining = False
         self.chosen = 0
         self.told: int | None = None
@@ -49,12 +62,12 @@ class Member:
 
 
 class Members:
-    """See the module's rules. Methods raise ProtocolError for a worker that is not a member."""
+    """See the module's rules. store: the mask of the shared L3; 0 as long as there is none. Methods raise
+    ProtocolError for a worker that is not a member."""
 
-    def __init__(self, page_size: int, held: int) -> None:
-        """held: batches of events that are held back for one worker at most."""
-        self._page_size, self._held = page_size, held
-        self._store = 0
+    def __init__(self, config: FleetConfig) -> None:
+        self._config = config
+        self.store = 0
         self._free: list[int] = []
         self._bits = 0
         self._lives = 0
@@ -63,16 +76,16 @@ class Members:
     def join(self, name: str, profile: Profile, now: float) -> Member:
         """Take a worker in. Raises ConfigError if its page size is not the fleet's, and ProtocolError if it
         is a member already."""
-        if profile.page_size != self._page_size:
+        if profile.page_size != self._config.page_size:
             raise ConfigError(
                 f"worker {name!r} has pages of {profile.page_size} tokens, the fleet's keys are for pages of "
-                f"{self._page_size}: give both the same",
+                f"{self._config.page_size}: give both the same",
                 param="page_size",
             )
         if name in self.all:
             raise ProtocolError(f"worker {name!r} is a member already")
-        order = EventOrder(self._held)
-        member = self.all[name] = Member(name, self._bit(), profile, self._next_life(), order, now)
+        order, window = EventOrder(self._config.held), self._config.window
+        member = self.all[name] = Member(name, self._bit(), profile, self._next_life(), order, window, now)
         return member
 
     def __getitem__(self, name: str) -> Member:
@@ -96,9 +109,9 @@ class Members:
         store, which stays when workers leave."""
         if shelf != Shelf.L3 or not member.profile.shared_l3:
             return member.mask
-        if not self._store:
-            self._store = 1 << self._bit()
-        return self._store
+        if not self.store:
+            self.store = 1 << self._bit()
+        return self.store
 
     def _bit(self) -> int:
         if self._free:

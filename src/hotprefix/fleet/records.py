@@ -15,7 +15,6 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple, Protocol
 
 from hotprefix.errors import ConfigError
-from hotprefix.kernel.config import Role
 
 Keys = tuple[int, ...]
 
@@ -26,6 +25,14 @@ class Shelf(IntEnum):
     L1 = 0
     L2 = 1
     L3 = 2
+
+
+class Role(StrEnum):
+    """What a worker does: compute prompts, generate answers, or both."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 class Stage(StrEnum):
