@@ -79,6 +79,24 @@ def simulate(
     return simulation.tables(time.perf_counter() - begun)
 
 
+ANSWER_TOKENS = 256  # what an answer is expected to have before any has ended
+
+
+class Mean:
+    """A running mean that begins with one value made up."""
+
+    def __init__(self, first: float) -> None:
+        self._sum, self._count = first, 1
+
+    def add(self, value: float) -> None:
+        self._sum, self._count = self._sum + value, self._count + 1
+
+    @property
+    def rounded(self) -> int:
+        """The mean as a whole number, at least 1."""
+        return max(1, round(self._sum / self._count))
+
+
 class IdealBroken(HotprefixError):
     """More was reused than an endless cache could have reused. That is a bug of ours; it is told instead of
     impossible figures."""
@@ -108,6 +126,7 @@ class _Simulation:
         )  # fmt: skip
         self._prompts = PromptMaker(block_size)
         self._think = ThinkTimes()
+        self._answers = Mean(ANSWER_TOKENS)
         self._rows: list[Row] = []
         self._routes, self._loads = RouteRows(), LoadRows(replay.window_s)
         self._arrived = self._done = 0
@@ -189,7 +208,7 @@ class _Simulation:
             if self._fleet.informed:
                 keys = self._fleet.keys.of_prompt(Namespace(model=request.namespace), prompt.tokens)
             asked = RouteRequest(
-                name, keys, request.input_length, max(1, request.output_length), request.session,
+                name, keys, request.input_length, self._answers.rounded, request.session,
                 priority=request.priority,
             )  # fmt: skip
             self._fleet.submit(Pending(name, item, prompt, new_row(item, name, now), asked, now), now)
@@ -211,6 +230,7 @@ class _Simulation:
 
     def _finish(self, pending: Pending, now: float) -> None:
         self._rows.append(pending.row)
+        self._answers.add(pending.row["output_tokens"])
         self._done += 1
         for when, following in self._workload.completed(pending.item.request, now):
             self._clock.at(when, ARRIVAL, self._arrival(following))
