@@ -72,7 +72,7 @@ def test_a_script_gives_the_decisions_that_the_simulator_got(
     assert all(here == there and repr(here) == repr(there) for here, there in both)
     decisions = [here for here, _ in both if isinstance(here, Decision)]
     assert len(decisions) >= 70
-    assert len({d.worker for d in decisions}) == 4
+    assert len({d.worker for d in decisions}) > 1
     assert any(isinstance(here, ReplayWanted) for here, _ in both)
 
 

@@ -142,7 +142,7 @@ class _LiveRun:
         name = f"{len(self._before) + 1:07d}"
         request = item.request
         self._before.append(self._steps)
-        row = new_row(item, name, 0, arrival, len(self._recorder.waiting))
+        row = new_row(item, name, arrival)
         self._rows[name] = row
         self._recorder.arrived(row)
         prompt = prompt_ids(self._prompts.make(request).tokens, self._vocab)

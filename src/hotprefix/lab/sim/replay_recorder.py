@@ -55,14 +55,14 @@ def begin_again(row: Row) -> None:
 class Recorder:
     """A kernel's sink.
 
-    first_token: first_token(id, now) is called when a request's prefill has given its first token.
+    first_token: if given, first_token(id, now) is called when a prefill has given its first token.
     rows: the rows of requests that have not ended, by id.
     waiting: the arrivals of requests that were never admitted, by id, in order.
     """
 
     def __init__(
         self, instance: int, log: Callable[[int, ev.Event], None] | None,
-        first_token: Callable[[str, float], None],
+        first_token: Callable[[str, float], None] | None = None,
     ) -> None:  # fmt: skip
         self.rows: dict[str, Row] = {}
         self.waiting: dict[str, float] = {}
@@ -171,7 +171,8 @@ class Recorder:
         row = self.rows[event.request]
         if row["first_token_s"] is None:
             row["first_token_s"] = event.now
-        self._told(event.request, event.now)
+        if self._told is not None:
+            self._told(event.request, event.now)
 
     def _was_retracted(self, event: ev.Retracted) -> None:
         self.rows[event.request]["retractions"] += 1

@@ -17,7 +17,7 @@ import polars as pl
 
 from hotprefix.cost.return_times import ThinkTimes
 from hotprefix.errors import HotprefixError
-from hotprefix.fleet.records import Decision, RouteRequest
+from hotprefix.fleet.records import Decision, Keys, RouteRequest
 from hotprefix.kernel.counters import Counters
 from hotprefix.kernel.request import Namespace
 from hotprefix.lab.sim.arrivals import Item, Workload
@@ -204,7 +204,7 @@ class _Simulation:
                 self._think.learn(request.kind, request.think_s or 0.0)
             name = f"{self._arrived:07d}" if self._arrived > self._replay.warm_up else f"w{self._arrived}"
             prompt = self._prompts.make(request)
-            keys = ()
+            keys: Keys = ()
             if self._fleet.informed:
                 keys = self._fleet.keys.of_prompt(Namespace(model=request.namespace), prompt.tokens)
             asked = RouteRequest(
