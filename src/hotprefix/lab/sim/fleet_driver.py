@@ -122,10 +122,13 @@ class FleetDriver:
         if not (self._lost and self._luck.random() < self._lost):
             self._later(index, lambda at: self._answer(index, self.fleet.events(str(index), batch, at)), now)
 
+    def life(self, index: int) -> int:
+        """The number of an instance's life; it grows from life to life."""
+        return self._lives[index].number
+
     def report(self, index: int, report: WorkerReport, now: float) -> None:
-        """An instance says how it is. Its life's number is put in here."""
-        told = replace(report, incarnation=self._lives[index].number)
-        self._later(index, lambda at: self.fleet.report(str(index), told, at), now)
+        """An instance says how it is."""
+        self._later(index, lambda at: self.fleet.report(str(index), report, at), now)
 
     def _later(self, index: int, hear: Callable[[float], None], now: float) -> None:
         """Let the core hear something of an instance, unless it is none of its workers by then."""

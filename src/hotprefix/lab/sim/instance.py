@@ -93,6 +93,7 @@ class Instance:
         self._poll = 0.0
         self.run: Run | None = None
         self._dead = False
+        self._state: tuple[int, int, int, int, int, int, int] | None = None
 
     # -- what comes -------------------------------------------------------------------------------
 
@@ -100,6 +101,7 @@ class Instance:
         """Take a request for this instance."""
         self._recorder.arrived(request.row)
         self._inbox.append(request)
+        self._state = None
         self.disturb(now)
 
     def disturb(self, now: float) -> None:
@@ -129,6 +131,7 @@ class Instance:
     # -- steps ------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
+        self._state = None
         self._deliver(now)
         kernel = self.kernel
         if not kernel.has_work:
@@ -196,6 +199,7 @@ class Instance:
 
     def _commit(self, run: Run, now: float) -> None:
         self.run, count, live = None, run.count, self._live
+        self._state = None
         outcome = StepOutcome(sampled=self._transcript, restore_s=run.restore, repeats=count)
         for progress in self.kernel.commit(run.plan, outcome, now, every=False):
             if progress.finish is not None:
@@ -212,15 +216,15 @@ class Instance:
 
     # -- what it says, and how it ends ------------------------------------------------------------
 
-    def report(self, now: float) -> WorkerReport:
-        """How it is, as its last step left it."""
-        status = self.kernel.status(now)
-        tokens, decodes = self._recorder.outstanding()
-        l1 = status.l1
-        return WorkerReport(
-            now, status.waiting + status.parked + len(self._inbox), tokens, decodes, l1.free, l1.evictable,
-            l1.owned, l1.protected,
-        )  # fmt: skip
+    def report(self, now: float, life: int) -> WorkerReport:
+        """How it is, as its last step and what has come since left it. life: its life's number. An instance
+        to which nothing happens says the same again, without looking."""
+        if self._state is None:
+            status, l1 = self.kernel.load, self.kernel.status(now).l1
+            tokens, decodes = self._recorder.outstanding()
+            waiting = status[1] + len(self._inbox)
+            self._state = (waiting, tokens, decodes, l1.free, l1.evictable, l1.owned, l1.protected)
+        return WorkerReport(now, *self._state, incarnation=life)
 
     def die(self) -> list[Pending]:
         """Lose everything. Returns the requests that were here, in order of arrival."""

@@ -131,7 +131,8 @@ ROUTE_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "copied_tokens": pl.Int64,
 }
 
-# A fleet's view of an instance's load: 1 is as much as it should have. Means of what was seen at each report.
+# A fleet's view of an instance's load: 1 is as much as it should have. Means of what was seen about ten
+# times a window.
 LOAD_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "instance": pl.Int32,
     "start_s": pl.Float64,  # the window's

@@ -130,6 +130,7 @@ class _Simulation:
         self._rows: list[Row] = []
         self._routes, self._loads = RouteRows(), LoadRows(replay.window_s)
         self._arrived = self._done = 0
+        self._look_at = 0.0
         self._counters: list[Counters] = []
         tiers = replay.kernel.tiers
         self._store = Store(replay.storage_pages) if tiers is not None and tiers.storage else None
@@ -263,11 +264,14 @@ class _Simulation:
         return back
 
     def _report(self, now: float) -> None:
-        """Every instance reports; the loads are noted as the fleet sees them by then."""
+        """Every instance reports. About ten times a window the loads are noted, as the fleet sees them."""
+        fleet = self._fleet
         for index in sorted(self._instances):
-            self._fleet.report(index, self._instances[index].report(now), now)
-        for name, load in self._fleet.fleet.loads(now).items():
-            self._loads.seen(int(name), load, now)
+            fleet.report(index, self._instances[index].report(now, fleet.life(index)), now)
+        if now >= self._look_at:
+            self._look_at = now + self._replay.window_s / 10
+            for name, load in fleet.fleet.loads(now).items():
+                self._loads.seen(int(name), load, now)
         self._clock.at(now + self._replay.routing.report_every_s, REPORT, self._report)
 
     # -- tables -----------------------------------------------------------------------------------
