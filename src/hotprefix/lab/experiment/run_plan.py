@@ -172,13 +172,15 @@ def _kernel(chosen: Settings, found: Survey) -> KernelConfig:
 
 def _workers(chosen: Settings, config: KernelConfig, known: _Known) -> tuple[Worker, ...]:
     """What each instance has of its own, group by group. An L1 has at least one page."""
-    found: list[Worker] = []
-    for some in chosen.cluster.workers:
+    cluster, found = chosen.cluster, list[Worker]()
+    if not cluster.workers and cluster.requests_per_s is not None:
+        return (Worker(capacity=cluster.requests_per_s),) * cluster.instances
+    for some in cluster.workers:
         cost = known.cost(some.cost or chosen.cost)
         own = Worker(
             cost.scaled(1 / some.speed) if some.speed != 1 else cost,
             max(1, int(config.total_pages * some.capacity)),
-            some.requests_per_s,
+            some.requests_per_s or cluster.requests_per_s,
         )
         found += [own] * some.count
     return tuple(found)

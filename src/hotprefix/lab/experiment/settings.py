@@ -99,8 +99,7 @@ class WorkersSpec(Frozen):
     cost: their cost model, a preset's name or a file; None = the experiment's.
     speed: how many times as fast as that their steps are.
     capacity: their L1, as a multiple of the experiment's.
-    requests_per_s: what one of them serves (`hotprefix calibrate --capacity`), by which loads are compared;
-    None = not calibrated.
+    requests_per_s: what one of them serves, calibrated; None = as the cluster says.
     """
 
     count: Count = 1
@@ -126,6 +125,8 @@ class ClusterSpec(Frozen):
 
     instances: how many. storage_pages: pages of the L3 that they share.
     workers: groups of instances that differ; empty = all are alike. Their counts add up to `instances`.
+    requests_per_s: what one of them serves (`hotprefix calibrate --capacity`), by which loads are compared;
+    None = not calibrated. A group of `workers` may have its own.
     policy: how an instance is chosen. terms: the terms of policy `predicted`.
     fleet: any further field of the fleet's configuration (docs/lab.md).
     report_every_s: how often each instance reports. staleness_s: how late reports and KV events reach the
@@ -136,6 +137,7 @@ class ClusterSpec(Frozen):
     instances: Annotated[int, Field(ge=1, le=4096)] = 1
     storage_pages: Count = 1 << 20
     workers: tuple[WorkersSpec, ...] = ()
+    requests_per_s: Positive | None = None
     policy: Arm = Arm.SESSION
     terms: TermsSpec = TermsSpec()
     fleet: dict[str, Any] = {}
