@@ -23,10 +23,9 @@ from hotprefix.userdir import default_cache_dir, private
 PACKAGES = ("kernel", "cost", "fleet", "lab")
 NATIVE = (
     "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "cost/features.py", "cost/prices.py",
-    "fleet/*.py",
-    "lab/sim/clock.py", "lab/sim/fleet_driver.py", "lab/sim/pending.py", "lab/sim/instance.py",
-    "lab/sim/block_prompts.py", "lab/sim/replay_recorder.py",
-    "lab/sim/lower_tiers.py", "lab/sim/arrivals.py", "lab/trace/ideal.py",
+    "fleet/*.py", "lab/sim/clock.py", "lab/sim/fleet_driver.py", "lab/sim/pending.py", "lab/sim/instance.py",
+    "lab/sim/block_prompts.py", "lab/sim/replay_recorder.py", "lab/sim/lower_tiers.py", "lab/sim/arrivals.py",
+    "lab/trace/ideal.py",
 )  # fmt: skip
 INTERPRETED = ("kernel/config.py", "fleet/config.py")
 

@@ -19,7 +19,6 @@ Rules:
 from __future__ import annotations
 
 import math
-from heapq import nsmallest
 
 from hotprefix.errors import ConfigError, ProtocolError
 from hotprefix.fleet.bookings import Booking
@@ -28,7 +27,7 @@ from hotprefix.fleet.correction import Errors
 from hotprefix.fleet.hits import Hits
 from hotprefix.fleet.plan import Plan
 from hotprefix.fleet.policies import POLICIES
-from hotprefix.fleet.records import Copying, Decision, RouteRequest, Seen, Stage, Wait
+from hotprefix.fleet.records import Copying, Decision, Load, RouteRequest, Seen, Stage, Wait
 from hotprefix.fleet.survey import Survey
 from hotprefix.fleet.view import Draw, Place, View
 from hotprefix.fleet.workers import Workers
@@ -65,6 +64,7 @@ class Fleet(Workers):
             raise ProtocolError(f"request {request.id!r} has a worker: end it there first")
         since = self._waiting.pop(request.id, now)
         expired = now - since >= self.config.hold_s
+        self._fade(now)
         everyone = self._survey.places(now)
         places = self._allowed(everyone, request, expired)
         if not places:
@@ -83,7 +83,7 @@ class Fleet(Workers):
     def _allowed(self, everyone: list[Place], request: RouteRequest, at_bound: bool) -> list[Place]:
         """The places that may be chosen. at_bound: also workers that have as many requests as they may."""
         bound, avoid = self.config.bound, request.avoid
-        decoder = self._survey.decoder(everyone, avoid)
+        decoder: Place | None = None
         places = []
         for place in everyone:
             member = place.member
@@ -93,7 +93,9 @@ class Fleet(Workers):
                 continue
             if not member.decodes:
                 if decoder is None:
-                    continue
+                    decoder = self._survey.decoder(everyone, avoid)
+                if decoder is None:
+                    break
                 place.decoder = decoder
             places.append(place)
         return places
@@ -117,16 +119,13 @@ class Fleet(Workers):
     def _decide(self, view: View, place: Place, rule: str, best: int, everyone: list[Place]) -> Decision:
         request, now, member, decoder = view.request, view.now, place.member, place.decoder.member
         found, report = place.found, member.report
-        others = nsmallest(
-            self.config.runners_up, (p for p in view.places if p is not place),
-            key=lambda p: (p.cost, p.member.chosen, p.member.bit),
-        )  # fmt: skip
+        others = cheapest(view.places, place, self.config.runners_up)
         copied = max(0, best - found.total)
         copying = self._why_copied(view, place, best) if copied else None
         decision = Decision(
             request.id, now, member.name, member.incarnation, decoder.name, decoder.incarnation,
             place.peer.member.name if place.peer is not None else None, request.prompt, found,
-            max(best, found.total), place.parts, place.loads, tuple(p.runner_up for p in others), rule,
+            max(best, found.total), place.parts, Load(*place.loads), tuple(p.runner_up for p in others), rule,
             None if report is None else now - report.made, () if report is not None else ("report",), copying,
             copied,
         )  # fmt: skip
@@ -207,3 +206,17 @@ class Fleet(Workers):
 
 def _none(_: int) -> int:
     raise ProtocolError("this arm does not draw")
+
+
+def cheapest(places: list[Place], but: Place, count: int) -> list[Place]:
+    """The `count` places with the least cost, the least first, one of them left out."""
+    found: list[Place] = []
+    for place in places:
+        if place is but or (len(found) == count and (not count or place.cost >= found[-1].cost)):
+            continue
+        at = len(found)
+        while at and place.cost < found[at - 1].cost:
+            at -= 1
+        found.insert(at, place)
+        del found[count:]
+    return found

@@ -55,11 +55,6 @@ class Member:
         self.told: int | None = None
         self.report: WorkerReport | None = None
 
-    def known(self, now: float, ttl: float) -> WorkerReport | None:
-        """The last report, unless it is too old."""
-        report = self.report
-        return report if report is not None and now - report.made <= ttl else None
-
 
 class Members:
     """See the module's rules. store: the mask of the shared L3; 0 as long as there is none. Methods raise

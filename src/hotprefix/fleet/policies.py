@@ -76,9 +76,12 @@ def predicted(view: View) -> Chosen:
     """The earliest predicted first token, plus what the choice costs others. Predictions are not so exact
     that a difference within `slack` means anything: of such places it is the one with the least to
     compute."""
-    least = min(p.cost for p in view.places)
+    least = view.places[0].cost
+    for place in view.places:
+        least = min(least, place.cost)
     near = least * (1 + view.config.slack)
-    best = min((p for p in view.places if p.cost <= near), key=lambda p: (-p.reused, p.cost, by_turn(p)))
+    equal = [place for place in view.places if place.cost <= near]
+    best = min(equal, key=lambda p: (-p.reused, p.cost, by_turn(p)))
     return best, "least_predicted" if best.cost == least else "least_work_within_slack"
 
 

@@ -20,7 +20,6 @@ class Predictor:
 
     def __init__(self, config: FleetConfig) -> None:
         on = config.terms
-        self._config = config
         self._queue, self._restore, self._pull = Term.QUEUE in on, Term.RESTORE in on, Term.PULL in on
         self._delay = config.delay_weight if Term.DELAY in on else 0.0
         self._displacement = config.displacement_weight if Term.DISPLACEMENT in on else 0.0
@@ -42,7 +41,7 @@ class Predictor:
         if self._pull and peer.resident > place.resident and profile.pull is not None:
             self._or_pull(place, request, peer)
         self._first(place)
-        self._costs(place, request, now)
+        self._costs(place, request)
 
     def displacement_cost(self, seconds: float) -> float:
         """What so many seconds of computing again count."""
@@ -60,7 +59,7 @@ class Predictor:
         place.decode_wait = decoder.work.row_wait(profile.max_running)
 
     def _first(self, place: Place) -> None:
-        ready = max(place.queue, place.restore, place.pull)
+        ready = max(max(place.queue, place.restore), place.pull)
         place.first = ready + place.compute + place.hand_off + place.decode_wait
 
     def _compute(self, place: Place, prompt: int, tokens: int) -> float:
@@ -117,12 +116,12 @@ class Predictor:
             place.peer, place.pulled, place.pull, place.compute = peer, tokens, pull, compute
             place.pages = peer.resident
 
-    def _costs(self, place: Place, request: RouteRequest, now: float) -> None:
+    def _costs(self, place: Place, request: RouteRequest) -> None:
         """What the choice costs others: those that decode there go slower while it is computed, and pages
         that must go for it may have to be computed again."""
         member, work = place.member, place.work
         place.delay = place.compute * (work.decoding + work.foreign_decodes)
-        report = member.known(now, self._config.report_ttl_s)
+        report = member.report
         if report is not None:
             page_size = member.profile.page_size
             needed = -(-(request.prompt + request.outputs) // page_size) - place.pages

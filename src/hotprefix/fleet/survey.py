@@ -10,13 +10,11 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from hotprefix.fleet.bookings import Bookings
 from hotprefix.fleet.config import FleetConfig, Term
 from hotprefix.fleet.index import PageIndex
 from hotprefix.fleet.inflight import PagesInFlight, shared
-from hotprefix.fleet.load import load_of
+from hotprefix.fleet.load import components
 from hotprefix.fleet.members import Members
 from hotprefix.fleet.predict import Predictor
 from hotprefix.fleet.records import RouteRequest, Shelf
@@ -34,22 +32,21 @@ class Survey:
         index: PageIndex,
         flights: PagesInFlight,
     ) -> None:
-        self._config, self._members, self._bookings = config, members, bookings
+        self._page_size, self._horizon_s = config.page_size, config.horizon_s
+        self._members, self._bookings = members, bookings
         self._index, self._flights = index, flights
         self._in_flight = Term.IN_FLIGHT in config.terms
         self.predictor = Predictor(config)
 
     def places(self, now: float) -> list[Place]:
         """Every worker with its load, in the order in which they joined."""
-        config, ttl = self._config, self._config.report_ttl_s
-        places, waits, loads, known = [], 0.0, 0.0, 0
+        horizon = self._horizon_s
+        places: list[Place] = []
+        waits, loads, known = 0.0, 0.0, 0
         for member in self._members.all.values():
             work = self._bookings.work[member.name]
-            if member.report is not None and member.known(now, ttl) is None:
-                member.report = None
-                work.forget_report()
             wait = work.wait(now)
-            place = Place(member, work, load_of(member, work, wait, config, now), wait)
+            place = Place(member, work, components(member, work, wait, horizon), wait)
             places.append(place)
             if member.report is not None:
                 waits, loads, known = waits + wait, loads + place.load, known + 1
@@ -61,7 +58,7 @@ class Survey:
 
     def match(self, places: list[Place], request: RouteRequest) -> int:
         """Fill in what each worker need not compute. Returns the most that one of them has, in tokens."""
-        size, most = self._config.page_size, request.prompt - 1
+        size, most = self._page_size, request.prompt - 1
         by_bit = {place.member.bit: place for place in places}
         deepest = self._index.deepest
         for mask, pages in self._index.reach(request.keys, Shelf.L1):
@@ -93,7 +90,7 @@ class Survey:
 
     def _match_below(self, by_bit: dict[int, Place], request: RouteRequest, shelf: Shelf) -> None:
         """What workers have on this shelf beyond those above it, as far as they have the links."""
-        size, most = self._config.page_size, request.prompt - 1
+        size, most = self._page_size, request.prompt - 1
         store = self._members.store
         for mask, pages in self._index.reach(request.keys, shelf):
             sharing = [p for p in by_bit.values() if p.member.profile.shared_l3] if mask & store else []
@@ -114,9 +111,7 @@ class Survey:
         able = [
             p for p in places if p.member.decodes and not p.member.draining and p.member.name not in avoid
         ]
-        return min(able, default=None, key=lambda p: (
-            p.work.row_wait(p.member.profile.max_running), p.loads.decode, p.member.chosen, p.member.bit
-        ))  # fmt: skip
+        return min(able, key=_rows, default=None)
 
     def predict(self, places: list[Place], everyone: list[Place], request: RouteRequest, now: float) -> None:
         """Fill in the predicted parts of these places. everyone: among them are the peers."""
@@ -132,9 +127,16 @@ class Survey:
                     place.cost += self.predictor.displacement_cost(displaced / known)
 
 
-def bits(mask: int) -> Iterator[int]:
+def bits(mask: int) -> list[int]:
     """The positions of the bits that are set."""
+    found = []
     while mask:
         low = mask & -mask
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         mask ^= low
+    return found
+
+
+def _rows(place: Place) -> tuple[float, float, int, int]:
+    member = place.member
+    return place.work.row_wait(member.profile.max_running), place.loads[1], member.chosen, member.bit

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from hotprefix.fleet.bookings import Booking, Work
 from hotprefix.fleet.config import FleetConfig, Homes
+from hotprefix.fleet.load import Components, largest
 from hotprefix.fleet.members import Member
-from hotprefix.fleet.records import Found, Load, Parts, RouteRequest, RunnerUp
+from hotprefix.fleet.records import Found, Parts, RouteRequest, RunnerUp
 from hotprefix.fleet.sessions import SessionHomes, score
 
 Draw = Callable[[int], int]
@@ -20,14 +21,13 @@ Draw = Callable[[int], int]
 class Place:
     """One worker, as it stands now for one request.
 
-    work: what is outstanding there. load: the largest component of `loads` that is known; of a worker without
-    a report at least the mean of the others. wait: likewise its queue, in seconds.
-    pages: leading pages that it has or will have. resident: those that it has in L1 or L2, for its peers.
-    decoder: where the answer is generated; this place unless roles are split.
-    l1, l2, l3, flight: tokens, as in `Found`. there_at: when the last page in flight is there. leans: the
-    booking that computes it.
-    peer: the place to pull `pulled` tokens from; None if nothing is to be pulled.
-    The rest is as in `Parts`; cost: what the first token and the choice's cost to others add up to.
+    work: what is outstanding there. loads: its load by component. load: the largest that is known; of a
+    worker without a report at least the mean of the others. wait: likewise its queue, in seconds. pages:
+    leading pages that it has or will have. resident: those that it has in L1 or L2, for its peers. decoder:
+    where the answer is generated; this place unless roles are split. l1, l2, l3, flight: tokens, as in
+    `Found`. there_at: when the last page in flight is there. leans: the booking that computes it. peer: the
+    place to pull `pulled` tokens from; None if nothing is to be pulled. The rest is as in `Parts`; cost: what
+    the first token and the choice's cost to others add up to.
     """
 
     __slots__ = (
@@ -36,8 +36,9 @@ class Place:
         "resident", "restore", "there_at", "wait", "work",
     )  # fmt: skip
 
-    def __init__(self, member: Member, work: Work, loads: Load, wait: float) -> None:
-        self.member, self.work, self.loads, self.load, self.wait = member, work, loads, loads.largest, wait
+    def __init__(self, member: Member, work: Work, loads: Components, wait: float) -> None:
+        self.member, self.work, self.loads, self.wait = member, work, loads, wait
+        self.load = largest(loads)
         self.decoder = self
         self.pages = self.resident = self.l1 = self.l2 = self.l3 = self.flight = self.pulled = 0
         self.there_at = 0.0

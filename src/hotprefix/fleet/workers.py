@@ -20,7 +20,7 @@ from hotprefix.fleet.correction import Errors
 from hotprefix.fleet.event_order import Todo
 from hotprefix.fleet.index import PageIndex
 from hotprefix.fleet.inflight import PagesInFlight
-from hotprefix.fleet.load import load_of
+from hotprefix.fleet.load import components
 from hotprefix.fleet.members import Member, Members
 from hotprefix.fleet.records import Keys, Shelf
 from hotprefix.fleet.sessions import SessionHomes
@@ -59,6 +59,7 @@ class Workers:
         self._flights = PagesInFlight()
         self._homes = SessionHomes(config.sessions)
         self._wanted = Wanted()
+        self._report_ttl_s = config.report_ttl_s
         self._wake = math.inf
         self._now = -math.inf
 
@@ -84,6 +85,13 @@ class Workers:
         self._members.leave(member)
         self._homes.leave(worker)
         del self._bookings.work[worker]
+
+    def _fade(self, now: float) -> None:
+        """Reports that are too old are not known any more."""
+        for name, member in self._members.all.items():
+            if member.report is not None and now - member.report.made > self._report_ttl_s:
+                member.report = None
+                self._bookings.work[name].forget_report()
 
     def report(self, worker: str, report: rec.WorkerReport, now: float) -> None:
         """What the worker said. What was said before the last report, or before this life, is ignored."""
@@ -199,11 +207,13 @@ class Workers:
 
     def loads(self, now: float) -> dict[str, rec.Load]:
         """Each worker's load now."""
-        work, config = self._bookings.work, self.config
-        return {
-            name: load_of(member, work[name], work[name].wait(now), config, now)
-            for name, member in self._members.all.items()
-        }
+        self._tick(now)
+        self._fade(now)
+        found = {}
+        for name, member in self._members.all.items():
+            work = self._bookings.work[name]
+            found[name] = rec.Load(*components(member, work, work.wait(now), self.config.horizon_s))
+        return found
 
     def errors(self) -> dict[str, Errors]:
         """How far each worker's predictions were off."""
