@@ -128,7 +128,7 @@ class ClusterSpec(Frozen):
     requests_per_s: what one of them serves (`hotprefix calibrate --capacity`), by which loads are compared;
     None = not calibrated. A group of `workers` may have its own.
     policy: how an instance is chosen. terms: the terms of policy `predicted`.
-    fleet: any further field of the fleet's configuration (docs/lab.md).
+    fleet: any further field of the fleet's configuration (docs/experiments.md).
     report_every_s: how often each instance reports. staleness_s: how late reports and KV events reach the
     fleet. lost_events: share of the batches of events that never do.
     failures: which instances die, and when.

@@ -15,7 +15,6 @@ from hotprefix.lab.experiment.bounds import bound_facts
 from hotprefix.lab.experiment.finished_runs import Output
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.trace_source import open_workload
-from hotprefix.lab.experiment.variants import fleet
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.replay import Death, Replay, Routing, Worker
 from hotprefix.lab.sim.simulate import simulate
@@ -36,6 +35,7 @@ class ReplayTask:
     kernel: KernelConfig
     cost: CostModel
     workers: tuple[Worker, ...]
+    routing: Routing
     loop: Loop
     seed: int
     bound: bool = False
@@ -48,12 +48,7 @@ class ReplayTask:
             cost=self.cost,
             instances=chosen.cluster.instances,
             workers=self.workers,
-            routing=Routing(
-                fleet=fleet(chosen),
-                report_every_s=chosen.cluster.report_every_s,
-                staleness_s=chosen.cluster.staleness_s,
-                lost_events=chosen.cluster.lost_events,
-            ),
+            routing=self.routing,
             deaths=tuple(Death(one.worker, one.at_s, one.back_s) for one in chosen.cluster.failures),
             storage_pages=chosen.cluster.storage_pages,
             loop=self.loop,

@@ -19,6 +19,7 @@ from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.experiment.explain import explain, nearest
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment, HypothesisSpec, Variant
+from hotprefix.lab.sim.replay import Routing
 
 _KERNEL = TypeAdapter(KernelConfig)
 _KERNEL_KEYS = frozenset(KernelConfig.__dataclass_fields__) - {"total_pages"}
@@ -50,7 +51,7 @@ def settings(experiment: Experiment, condition: Variant, arm: Variant) -> Settin
         raise InputError(f"{where}: {explain(error, Settings)}", param="set") from error
     try:
         kernel(found, total_pages=1, page_size=1)
-        fleet(found)
+        routing(found)
     except InputError as error:
         raise InputError(f"{where}: {error.message}", param=error.param) from None
     return found
@@ -76,9 +77,9 @@ def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelCon
         ) from error
 
 
-def fleet(settings: Settings) -> FleetConfig:
-    """The fleet's configuration; the replay gives its page size. New sessions take the instances by turns if
-    nothing else is said. Raises ConfigError."""
+def routing(settings: Settings) -> Routing:
+    """How requests reach instances; the replay gives the fleet's page size. New sessions take the instances
+    by turns if nothing else is said. Raises ConfigError."""
     cluster = settings.cluster
     unknown = cluster.fleet.keys() - _FLEET_KEYS
     if unknown:
@@ -89,13 +90,14 @@ def fleet(settings: Settings) -> FleetConfig:
     terms = frozenset(term for term in Term if getattr(cluster.terms, term))
     given = {"homes": Homes.TURNS, **cluster.fleet, "arm": cluster.policy, "terms": terms}
     try:
-        return _FLEET.validate_python(given)
+        fleet = _FLEET.validate_python(given)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
             f"cluster.fleet.{field}={first['input']!r}: {first['msg']}", param=f"cluster.fleet.{field}"
         ) from error
+    return Routing(fleet, cluster.report_every_s, cluster.staleness_s, cluster.lost_events)
 
 
 def check(experiment: Experiment) -> None:
