@@ -27,9 +27,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from hotprefix.cost.model import CostModel
 from hotprefix.engine.config import EngineConfig
-from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import simulate
 from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.records.derive import Derivation, RequestRow
 from hotprefix.records.read_log import ReadReport, read_log

@@ -43,9 +43,10 @@ from typing import Any, Final
 import polars as pl
 
 from hotprefix import compiled
+from hotprefix.cost.model import CostModel
 from hotprefix.kernel.config import Flight, KernelConfig, Publication, Refresh
-from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.sim.simulate import Replay, Tables, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import Tables, simulate
 from hotprefix.lab.trace.open_trace import open_trace
 
 BLOCK: Final = 512

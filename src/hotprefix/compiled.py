@@ -20,13 +20,14 @@ from hotprefix.userdir import default_cache_dir, private
 
 # The packages that a copy holds whole. Native in it are the modules that each step of a replay runs through;
 # configurations are not, because pydantic builds them from annotations, which native classes do not keep.
-PACKAGES = ("kernel", "lab")
+PACKAGES = ("kernel", "cost", "fleet", "lab")
 NATIVE = (
-    "kernel/*.py", "kernel/cache/*.py", "kernel/state/*.py", "kernel/sched/*.py", "lab/cost/features.py",
-    "lab/cost/prices.py", "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/block_prompts.py",
-    "lab/sim/replay_recorder.py", "lab/sim/lower_tiers.py", "lab/sim/arrivals.py", "lab/trace/ideal.py",
+    "kernel/*.py", "kernel/cache/*.py", "kernel/state/*.py", "kernel/sched/*.py", "cost/features.py",
+    "cost/prices.py", "fleet/*.py", "lab/sim/clock.py", "lab/sim/fleet_driver.py", "lab/sim/pending.py",
+    "lab/sim/instance.py", "lab/sim/block_prompts.py", "lab/sim/replay_recorder.py", "lab/sim/lower_tiers.py",
+    "lab/sim/arrivals.py", "lab/trace/ideal.py",
 )  # fmt: skip
-INTERPRETED = ("kernel/config.py",)
+INTERPRETED = ("kernel/config.py", "fleet/config.py")
 
 
 def search_path(source: Iterable[str]) -> list[str]:

@@ -19,9 +19,10 @@ import json, sys
 from pathlib import Path
 import hotprefix.kernel.kernel, hotprefix.lab.sim.instance
 from hotprefix.kernel.config import *
-from hotprefix.lab.cost.model import Link, Links
-from hotprefix.lab.cost.presets import load_cost
-from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.cost.model import Link, Links
+from hotprefix.cost.presets import load_cost
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import simulate
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.trace.open_trace import open_trace
 

@@ -12,7 +12,8 @@ import pytest
 
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.sim.arrivals import Loop
-from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import simulate
 from hotprefix.lab.trace.cc_sessions import Assumed
 from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.trace_request import Trace, TraceRequest

@@ -31,7 +31,8 @@ from hotprefix.kernel.config import (
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import StepPlan
 from hotprefix.lab.sim.block_prompts import Prompt, PromptMaker
-from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import simulate
 from hotprefix.lab.sim.wires import Wire
 from hotprefix.lab.trace.trace_request import TraceRequest
 from tests.support.engine import Clock, LetterText

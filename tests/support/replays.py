@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from hotprefix.cost.model import CostModel, Link, Links
 from hotprefix.kernel.config import KernelConfig
-from hotprefix.lab.cost.model import CostModel, Link, Links
-from hotprefix.lab.sim.simulate import Replay, Tables, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import Tables, simulate
 from hotprefix.lab.trace.trace_request import TraceRequest
 
 BLOCK = 4

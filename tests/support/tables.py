@@ -23,7 +23,8 @@ def request(number: int, **changes: Any) -> dict[str, Any]:
         "matched_at_enqueue": 60, "matched_at_admission": 40, "retained_tokens": 40, "restored_l2_tokens": 0,
         "restored_l3_tokens": 0, "recomputed_tokens": 20, "cached_l1": 40, "cached_l2": 0, "cached_l3": 0,
         "regained_tokens": 0, "computed_tokens": 60, "rework_tokens": 0, "rework_output_tokens": 0,
-        "retractions": 0,
+        "retractions": 0, "failovers": 0, "available_tokens": None, "captured_tokens": None,
+        "copied_tokens": None, "predicted_first_s": None,
     }  # fmt: skip
     assert row.keys() >= changes.keys()
     return row | changes

@@ -14,6 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from hotprefix.commands.calibrate import calibrate as command
+from hotprefix.cost.features import Features
+from hotprefix.cost.model import CostModel
 from hotprefix.engine.token_engine import TokenEngine
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import KernelConfig
@@ -21,9 +23,7 @@ from hotprefix.kernel.plan import StepPlan
 from hotprefix.lab.cost import measure_links
 from hotprefix.lab.cost.calibrate import Settings, calibrate
 from hotprefix.lab.cost.design import Decodes
-from hotprefix.lab.cost.features import Features
 from hotprefix.lab.cost.measure_steps import Bench, StopwatchExecutor
-from hotprefix.lab.cost.model import CostModel
 from tests.unit.tiny_models import load_like, one_thread, reference_model, save
 
 PAGE = 16

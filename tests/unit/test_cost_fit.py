@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hotprefix.cost.features import Features
+from hotprefix.cost.prices import total
 from hotprefix.errors import InputError
 from hotprefix.lab.cost.design import CHUNKS, SHORTEST, Design, fitting
-from hotprefix.lab.cost.features import Features
 from hotprefix.lab.cost.fit_prices import (
     Form,
     best_form,
@@ -20,7 +21,6 @@ from hotprefix.lab.cost.fit_prices import (
     step_prices,
 )
 from hotprefix.lab.cost.measure_steps import Sample
-from hotprefix.lab.cost.prices import total
 
 PLANTED = np.array([0.02, 2e-3, 6e-7, 3e-3, 3e-6])
 

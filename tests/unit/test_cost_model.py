@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from hotprefix.cost.features import Features, features
+from hotprefix.cost.model import Beyond, CostModel, ErrorOf, FitError, Link, Links
 from hotprefix.errors import InputError
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.plan import Chunk
-from hotprefix.lab.cost.features import Features, features
-from hotprefix.lab.cost.model import Beyond, CostModel, ErrorOf, FitError, Link, Links
 
 
 def model(**changes: Any) -> CostModel:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hotprefix.cost.model import CostModel
+from hotprefix.cost.presets import load_cost, preset_names
 from hotprefix.errors import InputError
 from hotprefix.lab.cost.fit_prices import solve
-from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.cost.presets import load_cost, preset_names
 
 LLAMA_70B, LLAMA_8B = "llama-3.3-70b.2xh100.fp8", "llama-3.1-8b.1xh100.fp8"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from hotprefix.cost.presets import load_cost
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import Refresh
-from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.load import Changes, load, shipped
 from hotprefix.lab.experiment.run_plan import plan
 from hotprefix.lab.experiment.variants import arms, kernel, settings

@@ -12,9 +12,10 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from hotprefix.cost.presets import load_cost
 from hotprefix.errors import ConfigError, InputError
+from hotprefix.fleet.config import Arm
 from hotprefix.kernel.config import Eviction, KernelConfig
-from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.bounds import bound_facts, shares
 from hotprefix.lab.experiment.load import Changes, load
 from hotprefix.lab.experiment.one_run import run
@@ -22,7 +23,6 @@ from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.lab.experiment.run_plan import Plan, plan
 from hotprefix.lab.experiment.sweep import Task, Watch, attempt
 from hotprefix.lab.sim.arrivals import Loop
-from hotprefix.lab.sim.cluster import Route
 
 FILE = """
 name = "tiny"
@@ -150,7 +150,7 @@ def test_a_second_run_does_nothing_again_and_a_damaged_one_is_redone(
     folder, found = done
     out = folder / "out"
     before = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*.parquet")}
-    assert len(before) == 8 * 3
+    assert len(before) == 8 * 5
     spoilt = next(p for p in before if p.name == "windows.parquet")
     content = spoilt.read_bytes()
     spoilt.write_bytes(content[: len(content) // 2])
@@ -324,7 +324,7 @@ def test_the_bound_counts_each_instance_by_itself(path: Path) -> None:
     task = planned(path, sets=("trace.params.prompts=5",)).runs["wide", "lru"][0]
     both = replace(
         task, settings=task.settings.model_copy(update={"cluster": task.settings.cluster.model_copy(
-            update={"instances": 2, "route": Route.ROUND_ROBIN})})
+            update={"instances": 2, "policy": Arm.ROUND_ROBIN})})
     )  # fmt: skip
     output = both.run(lambda done: None)
     requests = output.tables["requests"]

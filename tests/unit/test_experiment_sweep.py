@@ -311,6 +311,6 @@ def test_a_replay_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     tables = [
         {k: v for k, v in files(store).items() if k.endswith(".parquet")} for store in (here, there, apart)
     ]
-    assert len(tables[0]) == 2 * 3
+    assert len(tables[0]) == 2 * 5
     assert tables[1] == tables[0]
     assert tables[2] == tables[0]

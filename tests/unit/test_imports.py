@@ -34,10 +34,11 @@ LAYERS = {
     "definitions": {"options"},
     "compiled": {"userdir"},
     "kernel": {"errors"},
+    "cost": {"errors", "kernel"},
     "engine": {"errors", "options", "definitions", "kernel", "userdir"},
     "records": {"errors", "definitions", "kernel", "engine"},
     "server": {"errors", "options", "definitions", "kernel", "engine", "records"},
-    "lab": {"errors", "definitions", "kernel", "engine", "records"},
+    "lab": {"errors", "definitions", "kernel", "cost", "fleet", "engine", "records"},
     "bench": {"errors", "kernel", "engine", "report"},
     "report": {"errors", "definitions", "kernel", "bench", "lab", "records"},
 }
@@ -173,3 +174,10 @@ def test_a_replay_s_report_needs_neither_engine_nor_bench() -> None:
     assert "matplotlib" in names
     assert not {"torch", "matplotlib.pyplot"} & names
     assert not {n for n in names if n.startswith(("hotprefix.engine", "hotprefix.bench", "hotprefix.server"))}
+
+
+def test_pricing_a_step_or_a_session_s_return_loads_no_configuration_library() -> None:
+    names = loaded_by(*(f"hotprefix.cost.{name}" for name in ("prices", "features", "return_times")))
+    assert "hotprefix.cost.prices" in names
+    assert not {"pydantic", "polars", "torch"} & tops(names)
+    assert not {n for n in names if n.startswith(("hotprefix.lab", "hotprefix.engine"))}

@@ -33,7 +33,7 @@ def of(*rows: dict[str, object], slo: Slo = NO_SLO, **more: float) -> dict[str, 
 def test_every_metric_has_one_name_a_unit_and_a_value_or_none() -> None:
     found = of(request(0))
     assert found.keys() == METRICS.keys()
-    assert len(METRICS) == 3 * len(REQUEST_METRICS) + 19 + 20
+    assert len(METRICS) == 3 * len(REQUEST_METRICS) + 20 + 20
     assert {m.better for m in METRICS.values()} == {"lower", "higher", "neither"}
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hotprefix.cost.model import CostModel
+from hotprefix.cost.presets import load_cost, preset_names
 from hotprefix.definitions import Slo
 from hotprefix.kernel.config import Eviction, KernelConfig, Refresh, TierConfig
 from hotprefix.lab.basis import Models, modelled, not_measured, rests_on
-from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.cost.presets import load_cost, preset_names
 from hotprefix.lab.experiment.assess import assess
 from hotprefix.lab.experiment.load import load, shipped
 from hotprefix.lab.experiment.run_plan import plan

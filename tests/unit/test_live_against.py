@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from hotprefix.cli import app
 from hotprefix.commands import against_live as command
+from hotprefix.cost.model import CostModel, ErrorOf, FitError
 from hotprefix.engine.token_engine import TokenEngine
 from hotprefix.errors import InputError
 from hotprefix.kernel.config import KernelConfig, Publication
-from hotprefix.lab.cost.model import CostModel, ErrorOf, FitError
 from hotprefix.lab.live import against
 from hotprefix.lab.live.against import Believed, Options, against_live
 from hotprefix.lab.live.compare import STEP_OF_ONE, Reuse, TimeError, compare, same_in_order

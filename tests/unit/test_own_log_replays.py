@@ -16,7 +16,8 @@ from hotprefix.engine.params import SamplingParams
 from hotprefix.errors import ContextLengthExceeded, QueueFull
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.sim.arrivals import Loop
-from hotprefix.lab.sim.simulate import IdealBroken, Replay, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import IdealBroken, simulate
 from hotprefix.lab.trace.ideal import EndlessCache, ideal
 from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace

@@ -77,7 +77,7 @@ def test_a_failed_run_makes_the_status_1_after_everything_was_written(path: str,
 
 def _bare(folder: Path) -> Path:
     """A cost model that knows no links, which tiers need."""
-    from hotprefix.lab.cost.presets import load_cost
+    from hotprefix.cost.presets import load_cost
 
     cost = json.loads(load_cost("llama-3.1-8b.1xh100.fp8").model_dump_json())
     (folder / "bare.json").write_text(json.dumps({**cost, "links": {}}))

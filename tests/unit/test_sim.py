@@ -13,14 +13,15 @@ import numpy as np
 import polars as pl
 import pytest
 
+from hotprefix.cost.model import Link, Links
 from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError, InputError
+from hotprefix.fleet.config import Arm, FleetConfig, Homes
 from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Refresh, TierConfig, Write
-from hotprefix.lab.cost.model import Link, Links
 from hotprefix.lab.replay_metrics import metrics
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.block_prompts import PromptMaker
-from hotprefix.lab.sim.cluster import Route
+from hotprefix.lab.sim.replay import Routing
 from hotprefix.lab.sim.simulate import Tables
 from hotprefix.lab.trace.line_fields import MAX_BLOCK
 from hotprefix.lab.trace.trace_request import TraceRequest
@@ -335,19 +336,20 @@ def test_bad_settings_name_the_field(field: str, value: float) -> None:
 
 
 def test_routes() -> None:
-    def instances(trace: list[TraceRequest], route: Route) -> list[int]:
+    def instances(trace: list[TraceRequest], arm: Arm) -> list[int]:
+        routing = Routing(FleetConfig(arm=arm, homes=Homes.TURNS))
         tables = replay(
-            trace, instances=3, route=route, loop=Loop.OPEN if trace[0].session is None else Loop.CLOSED
+            trace, instances=3, routing=routing, loop=Loop.OPEN if trace[0].session is None else Loop.CLOSED
         )
         return [r["instance"] for r in rows(tables)]
 
     together = [request(f"r{i}", [i]) for i in range(5)]
     apart = [request(f"r{i}", [i], arrival=10.0 * i) for i in range(5)]
-    assert instances(together, Route.ROUND_ROBIN) == [0, 1, 2, 0, 1]
-    assert instances(together, Route.LEAST_LOADED) == [0, 1, 2, 0, 1]
-    assert instances(apart, Route.ROUND_ROBIN) == [0, 1, 2, 0, 1]
-    assert instances(apart, Route.LEAST_LOADED) == [0, 1, 2, 0, 1]
-    tables = replay(agents(7, 4), instances=3, route=Route.SESSION, **CLOSED).requests
+    assert instances(together, Arm.ROUND_ROBIN) == [0, 1, 2, 0, 1]
+    assert instances(together, Arm.LEAST_REQUESTS) == [0, 1, 2, 0, 1]
+    assert instances(apart, Arm.ROUND_ROBIN) == [0, 1, 2, 0, 1]
+    assert instances(apart, Arm.LEAST_REQUESTS) == [0, 1, 2, 0, 1]
+    tables = replay(agents(7, 4), instances=3, **CLOSED).requests
     homes = tables.group_by("session").agg(pl.col("instance").unique())["instance"]
     assert sorted(h.to_list() for h in homes) == [[0]] * 3 + [[1]] * 2 + [[2]] * 2
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hotprefix.cost.presets import load_cost
+from hotprefix.cost.return_times import TOOL, USER, ThinkTimes
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.request import Request
-from hotprefix.lab.cost.presets import load_cost
-from hotprefix.lab.predict import TOOL, USER, ThinkTimes
 from hotprefix.lab.sim.arrivals import Loop
-from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.replay import Replay
+from hotprefix.lab.sim.simulate import simulate
 from hotprefix.lab.trace.trace_request import TraceRequest
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hotprefix.cost.model import Link
 from hotprefix.engine.l3_loop import Storage
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import Prefetch, Refresh, TierConfig, Write
 from hotprefix.kernel.plan import Fetch, StepPlan
-from hotprefix.lab.cost.model import Link
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.lower_tiers import Store
 from hotprefix.lab.sim.wires import Wire

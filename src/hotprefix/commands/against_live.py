@@ -36,8 +36,8 @@ def run(
     json: bool = False,
 ) -> None:
     """Compare, show and write. cost: file or preset; None = calibrate first. Raises InputError."""
+    from hotprefix.cost.presets import load_cost
     from hotprefix.engine.token_engine import TokenEngine
-    from hotprefix.lab.cost.presets import load_cost
     from hotprefix.lab.live.against import Options, against_live
     from hotprefix.lab.trace.open_trace import open_trace
     from hotprefix.lab.trace.problems import require_prefixes

@@ -1,6 +1,6 @@
 """`hotprefix calibrate`. Owns: its arguments.
 
-Rules: progress goes to stderr and the model to the file; `--json` prints the model, too.
+Rules: progress goes to stderr and the result to the file; `--json` prints it, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,28 @@ def calibrate(
         float | None, typer.Option(help="How long to measure.", metavar="SECONDS", show_default="120")
     ] = None,
     quick: Annotated[bool, typer.Option(help="Measure for 20 seconds; less exact.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the model on stdout too.")] = False,
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPERIMENT",
+            help="Find the largest load that one instance serves, in the simulator, under the conditions of "
+            "this experiment (a shipped name or a .toml file).",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="With --capacity: as for replay."),
+    ] = None,
+    share: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", help="With --capacity: share of requests that must meet the objective."
+        ),
+    ] = 0.95,
+    within: Annotated[
+        float, typer.Option(metavar="SHARE", help="With --capacity: relative error of the rate.")
+    ] = 0.05,
+    json: Annotated[bool, typer.Option("--json", help="Print the result on stdout too.")] = False,
     **given: Any,
 ) -> None:
     """Measure what a step costs on this machine, for `hotprefix replay`.
@@ -56,7 +77,14 @@ def calibrate(
     Writes a cost model (docs/cost-model.md) that experiments name in `cost`.
 
     Example: hotprefix calibrate --out cost.json
+
+    Example: hotprefix calibrate --capacity refresh-off-on --set slo.ttft_s=5 --out capacity.json
     """
+    if capacity is not None:
+        _capacity(capacity, out, tuple(set_ or ()), share, within, json)
+        return
+    if set_:
+        raise InputError("--set belongs to --capacity EXPERIMENT; give both", param="set")
     from hotprefix.engine.token_engine import TokenEngine
     from hotprefix.lab.cost.calibrate import FULL_S, QUICK_S, Settings
     from hotprefix.lab.cost.calibrate import calibrate as measure
@@ -83,10 +111,31 @@ def calibrate(
         typer.echo(found.model_dump_json(indent=2))
 
 
-def _check_writable(out: Path) -> None:
+def _capacity(
+    experiment: str, out: Path, sets: tuple[str, ...], share: float, within: float, json: bool
+) -> None:
+    """The `--capacity` form of the command."""
+    from hotprefix.lab.experiment.find_capacity import find_capacity
+    from hotprefix.lab.experiment.load import Changes, load
+
+    _check_writable(out, "capacity")
+    with stderr.status("reading the trace") as status:
+        conditions = load(experiment, Changes(sets=sets))
+        found = find_capacity(conditions, share=share, within=within, told=status.update)
+    found.save(out)
+    stderr.print(
+        f"{found.requests_per_s:.4g} requests/s: {share:.0%} meet {found.conditions.objectives}; at "
+        f"{found.too_much:.4g} they do not ({found.conditions.cost}, {found.conditions.trace})",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    if json:
+        typer.echo(found.model_dump_json(indent=2))
+
+
+def _check_writable(out: Path, what: str = "cost model") -> None:
     """Measuring takes minutes, so a file that cannot be written is found out before. Raises InputError."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out.parent).close()
     except OSError as error:
-        raise InputError(f"{out}: cannot write the cost model: {error.strerror}", param="out") from None
+        raise InputError(f"{out}: cannot write the {what}: {error.strerror}", param="out") from None

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from hotprefix.cost.model import CostModel
 from hotprefix.definitions import Slo
 from hotprefix.kernel.config import KernelConfig, Refresh
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.metric_names import GROUPS, METRICS
 
 Models = Mapping[str, Mapping[str, str]]
@@ -38,7 +38,10 @@ _WHY: Final = {
 _PART: Final = {
     "scheduler_share": SCHEDULER,
     "restored_l2_share": L2, "cached_l2_share": L2, "restored_l3_share": L3, "cached_l3_share": L3,
-    "load_imbalance": FLEET,
+    **dict.fromkeys(
+        ("load_imbalance", "cached_tps_spread", "available_share", "captured_share", "copied_tokens",
+         "prediction_bias_s", "prediction_error_p50_s", "prediction_error_p95_s"), FLEET
+    ),
     "unfinished": HORIZON,
     "requests": ARRIVALS,
 }  # fmt: skip

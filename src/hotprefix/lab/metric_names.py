@@ -52,7 +52,7 @@ class Metric:
     @property
     def signed(self) -> bool:
         """Whether it may be negative. Example: a match may grow between arrival and admission."""
-        return self.own.startswith("net_l1_hit_loss")
+        return self.own.startswith(("net_l1_hit_loss", "prediction_bias"))
 
     @property
     def group(self) -> str:
@@ -64,7 +64,7 @@ class Metric:
         """Whether every request that arrived counts in full, also one that was rejected or has not finished.
         Any other metric is a figure of the requests that were served, and flatters the side that serves
         fewer."""
-        percentile = self.own.endswith(_PERCENTILES) and not self.own.startswith("tpot")
+        percentile = self.own.endswith(_PERCENTILES) and not self.own.startswith(("tpot", "prediction"))
         return self.own in _COUNT_ALL or percentile
 
 
@@ -117,6 +117,13 @@ REQUEST_METRICS: Final = (
     Metric("rework_tokens", "tokens", "lower", "positions computed again after a retraction"),
     Metric("duplication_factor", "ratio", "lower", "computed / tokens nobody had computed before"),
     Metric("retractions", "count", "lower", "times a running request was sent back to the queue"),
+    Metric("failed_over", "requests", "lower", "requests that began again because their instance died"),
+    Metric("available_share", "share", "neither", "prompt tokens the fleet knew of on the best instance"),
+    Metric("captured_share", "share", "higher", "prompt tokens it knew of on the instance it chose"),
+    Metric("copied_tokens", "tokens", "lower", "computed though another instance had or computed them"),
+    Metric("prediction_bias_s", "seconds", "neither", "mean of predicted - actual time to first token"),
+    Metric("prediction_error_p50_s", "seconds", "lower", "|predicted - actual| time to first token, p50"),
+    Metric("prediction_error_p95_s", "seconds", "lower", "|predicted - actual| time to first token, p95"),
 )
 
 WHOLE_METRICS: Final = (
@@ -136,6 +143,7 @@ WHOLE_METRICS: Final = (
     Metric("normalised_load_mean", "share", "neither", "busy time / time, mean of instances"),
     Metric("normalised_load_worst", "share", "lower", "the same, busiest instance"),
     Metric("load_imbalance", "ratio", "lower", "busiest instance's load / mean load"),
+    Metric("cached_tps_spread", "ratio", "lower", "(highest - lowest) / mean cached_tps of instances"),
     Metric("worst_instance_ttft_p95_s", "seconds", "lower", "highest TTFT p95 of an instance"),
     Metric("worst_instance_slo_share", "share", "higher", "lowest SLO share of an instance"),
     Metric("worst_group_ttft_p95_s", "seconds", "lower", "higher TTFT p95 of the hot and the cold group"),

@@ -33,7 +33,8 @@ _COLUMNS: Final[tuple[str | pl.Expr, ...]] = (
     "matched_at_enqueue",
     "matched_at_admission", "retained_tokens", "regained_tokens", "restored_l2_tokens", "restored_l3_tokens",
     "recomputed_tokens", "cached_l1", "cached_l2", "cached_l3", "computed_tokens", "rework_tokens",
-    "rework_output_tokens", "retractions",
+    "rework_output_tokens", "retractions", "failovers", "available_tokens", "captured_tokens",
+    "copied_tokens", "predicted_first_s",
     *((pl.col("outcome") == name).alias(name) for name in ("finished", "unfinished", "rejected")),
 )  # fmt: skip
 
@@ -111,6 +112,7 @@ def request_metrics(rows: Rows, slo: Slo, span: float | None, end: float) -> Fig
         | _latencies(rows, end)
         | _chain(only(rows, ~np.isnan(rows["matched_at_admission"])))
         | _sources(only(rows, ~np.isnan(rows["prefill_done_s"])))
+        | _predicted(rows)
     )
 
 
@@ -128,6 +130,7 @@ def _outcomes(rows: Rows, slo: Slo, span: float | None, end: float) -> Figures:
         "slo_share": ratio(good, n),
         "goodput_rps": ratio(good, span),
         "retractions": float(rows["retractions"].sum()),
+        "failed_over": float((rows["failovers"] > 0).sum()),
     }
 
 
@@ -217,8 +220,31 @@ def _sources(prefilled: Rows) -> Figures:
         "computed_tokens": computed,
         "computed_per_request": ratio(computed, len(prefilled["arrival_s"])),
         "rework_tokens": sums["rework_tokens"] + sums["rework_output_tokens"],
+        **{
+            f"{name}_share": ratio(_known(prefilled[f"{name}_tokens"]), tokens)
+            for name in ("available", "captured")
+        },
         "duplication_factor": ratio(computed, new),
     }
+
+
+def _predicted(rows: Rows) -> Figures:
+    """How far the fleet's predictions were off, of the requests that got a first token on the instance that
+    was chosen first; and what it let be computed twice."""
+    off = rows["predicted_first_s"] - (rows["first_token_s"] - rows["arrival_s"])
+    off = off[~np.isnan(off) & (rows["failovers"] == 0)]
+    p50, p95 = percentiles(np.abs(off), 0, (50, 95))
+    return {
+        "copied_tokens": _known(rows["copied_tokens"]),
+        "prediction_bias_s": mean(off),
+        "prediction_error_p50_s": p50,
+        "prediction_error_p95_s": p95,
+    }
+
+
+def _known(values: Floats) -> float | None:
+    """The sum of what is known; None if nothing is."""
+    return None if np.isnan(values).all() else float(np.nansum(values))
 
 
 def _instances(rows: Rows, slo: Slo) -> Figures:

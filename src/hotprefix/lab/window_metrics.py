@@ -35,6 +35,8 @@ def window_metrics(windows: pl.DataFrame, page_tokens: int) -> Figures:
     sums = {name: float(values.sum()) for name, values in rows.items()}
     busy = np.zeros(len(instances))
     np.add.at(busy, place, rows["prefill_s"] + rows["decode_s"])
+    cached = np.zeros(len(instances))
+    np.add.at(cached, place, rows["cached_tokens"])
     worst, average = most(busy), mean(busy)
     return {
         **_throughput("cached_tps", rows["cached_tokens"], rows["seconds"], span),
@@ -49,6 +51,7 @@ def window_metrics(windows: pl.DataFrame, page_tokens: int) -> Figures:
         "normalised_load_mean": ratio(average, span),
         "normalised_load_worst": ratio(worst, span),
         "load_imbalance": ratio(worst, average),
+        "cached_tps_spread": ratio(float(np.ptp(cached)) if len(cached) else None, mean(cached)),
     }
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hotprefix.cost.model import Beyond, CostModel
+from hotprefix.cost.prices import Curve
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.config import Flight, KernelConfig, Refresh
 from hotprefix.lab.cost.design import Design, fitting
@@ -29,8 +31,6 @@ from hotprefix.lab.cost.measure_steps import (
     run_rounds,
     seconds_per_token,
 )
-from hotprefix.lab.cost.model import Beyond, CostModel
-from hotprefix.lab.cost.prices import Curve
 
 if TYPE_CHECKING:
     from hotprefix.engine.token_engine import TokenEngine

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from hotprefix.cost.model import ErrorOf, FitError
+from hotprefix.cost.prices import Curve
 from hotprefix.errors import InputError
 from hotprefix.lab.cost.measure_steps import Sample
-from hotprefix.lab.cost.model import ErrorOf, FitError
-from hotprefix.lab.cost.prices import Curve
 
 Floats = NDArray[np.float64]
 FOLDS = 5

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hotprefix.cost.model import Link, Links
 from hotprefix.kernel.plan import Copy, StepPlan
 from hotprefix.lab.cost.fit_prices import solve
-from hotprefix.lab.cost.model import Link, Links
 
 if TYPE_CHECKING:
     from hotprefix.engine.hostpool import HostPool

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
+from hotprefix.cost.features import Features, features
 from hotprefix.engine.executor import Executor, StepResult
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
@@ -24,7 +25,6 @@ from hotprefix.kernel.config import Capabilities
 from hotprefix.kernel.plan import StepPlan
 from hotprefix.kernel.request import RequestId
 from hotprefix.lab.cost.design import Decodes, Design
-from hotprefix.lab.cost.features import Features, features
 
 if TYPE_CHECKING:
     from hotprefix.engine.loop import EngineLoop

@@ -17,8 +17,8 @@ from typing import Any
 import polars as pl
 
 from hotprefix import __version__
+from hotprefix.cost.model import CostModel, ErrorOf
 from hotprefix.lab.basis import SCHEDULER, modelled
-from hotprefix.lab.cost.model import CostModel, ErrorOf
 from hotprefix.lab.experiment.assess import Compared, assess, judge
 from hotprefix.lab.experiment.bounds import shares
 from hotprefix.lab.experiment.finished_runs import RunStore

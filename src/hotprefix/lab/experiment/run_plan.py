@@ -15,18 +15,20 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hotprefix import __version__
+from hotprefix.cost.model import CostModel
+from hotprefix.cost.presets import load_cost
 from hotprefix.errors import ConfigError
+from hotprefix.fleet.config import Arm as Policy
 from hotprefix.kernel.config import KernelConfig
-from hotprefix.lab.cost.model import CostModel
-from hotprefix.lab.cost.presets import load_cost
 from hotprefix.lab.experiment.bounds import check_bound
 from hotprefix.lab.experiment.looks import Look, looks
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment
 from hotprefix.lab.experiment.task import ReplayTask
 from hotprefix.lab.experiment.trace_source import Survey, identity, open_workload, survey
-from hotprefix.lab.experiment.variants import arms, kernel, settings
+from hotprefix.lab.experiment.variants import arms, kernel, routing, settings
 from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.sim.replay import Routing, Worker
 
 PAGE_SIZE = 16  # if a trace has no blocks
 MOST_PAGES = 1 << 24  # of all instances' L1: a replay keeps about 40 bytes for each
@@ -108,24 +110,27 @@ class _Known:
             self._identities[key] = identity(chosen.trace)
         return self._identities[key]
 
-    def cost(self, chosen: Settings) -> CostModel:
-        if chosen.cost not in self._costs:
-            self._costs[chosen.cost] = load_cost(chosen.cost)
-        return self._costs[chosen.cost]
+    def cost(self, name: str) -> CostModel:
+        if name not in self._costs:
+            self._costs[name] = load_cost(name)
+        return self._costs[name]
 
 
 def _runs(chosen: Settings, known: _Known, experiment: Experiment) -> tuple[ReplayTask, ...]:
     found = known.survey(chosen)
     config = _kernel(chosen, found)
     loop = Loop.CLOSED if known.closed(chosen) else Loop.OPEN
-    cost, trace = known.cost(chosen), known.identity(chosen)
+    cost, trace = known.cost(chosen.cost), known.identity(chosen)
     if experiment.bound:
         check_bound(config, found.info.block_size or PAGE_SIZE, chosen.load.warm_up)
+    workers, told = _workers(chosen, config, known), routing(chosen)
     most = experiment.until_decided or experiment.seeds
     seeds = most if depends_on_seed(chosen, loop) else 1
-    what = {**_identity(chosen, config, cost, loop, trace), "bound": experiment.bound}
+    what = {**_identity(chosen, config, cost, workers, told, loop, trace), "bound": experiment.bound}
     tasks = tuple(
-        ReplayTask(_hash({**what, "seed": seed}), chosen, config, cost, loop, seed, experiment.bound)
+        ReplayTask(
+            _hash({**what, "seed": seed}), chosen, config, cost, workers, told, loop, seed, experiment.bound
+        )
         for seed in range(1, seeds + 1)
     )
     tasks[0].replay()  # what contradicts itself is refused before anything runs
@@ -143,10 +148,12 @@ def _check_open(experiment: Experiment, condition: str, varied: dict[str, Any]) 
 
 
 def depends_on_seed(chosen: Settings, loop: Loop) -> bool:
-    """Whether a run depends on its seed. It does with a generated trace, with Poisson starts of sessions, and
-    with a limited number of sessions at a time, because the seed decides their order."""
-    load = chosen.load
+    """Whether a run depends on its seed. It does with a generated trace, with Poisson starts of sessions,
+    with a limited number of sessions at a time, because the seed decides their order, with a policy that
+    draws, and with lost events."""
+    load, cluster = chosen.load, chosen.cluster
     drawn = chosen.trace.generate is not None or load.session_rate is not None
+    drawn = drawn or cluster.policy in (Policy.RANDOM, Policy.PLAN) or cluster.lost_events > 0
     return drawn or (loop is Loop.CLOSED and load.concurrency is not None)
 
 
@@ -168,15 +175,34 @@ def _kernel(chosen: Settings, found: Survey) -> KernelConfig:
     return kernel(chosen, total_pages=max(1, int(tokens // page)), page_size=block)
 
 
+def _workers(chosen: Settings, config: KernelConfig, known: _Known) -> tuple[Worker, ...]:
+    """What each instance has of its own, group by group. An L1 has at least one page."""
+    cluster, found = chosen.cluster, list[Worker]()
+    if not cluster.workers and cluster.requests_per_s is not None:
+        return (Worker(capacity=cluster.requests_per_s),) * cluster.instances
+    for some in cluster.workers:
+        cost = known.cost(some.cost or chosen.cost)
+        own = Worker(
+            cost.scaled(1 / some.speed) if some.speed != 1 else cost,
+            max(1, int(config.total_pages * some.capacity)),
+            some.requests_per_s or cluster.requests_per_s,
+        )
+        found += [own] * some.count
+    return tuple(found)
+
+
 def _identity(
-    chosen: Settings, config: KernelConfig, cost: CostModel, loop: Loop, trace: dict[str, Any]
-) -> dict[str, Any]:
+    chosen: Settings, config: KernelConfig, cost: CostModel, workers: tuple[Worker, ...],
+    told: Routing, loop: Loop, trace: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """Everything that decides a run's result, except the seed."""
     return {
         "version": __version__,
         "trace": trace,
         "load": {**chosen.load.model_dump(), "loop": loop},
-        "cluster": chosen.cluster.model_dump(),
+        "cluster": chosen.cluster.model_dump(mode="json"),
+        "fleet": {**asdict(told.fleet), "terms": sorted(told.fleet.terms)},
+        "workers": [one.cost.model_dump(mode="json") for one in workers if one.cost is not None],
         "kernel": asdict(config),
         "cost": cost.model_dump(mode="json"),
         "window_s": chosen.window_s,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hotprefix.lab.sim.cluster import Route
+from hotprefix.fleet.config import Arm
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -80,13 +80,88 @@ class LoadSpec(Frozen):
         return self
 
 
+class TermsSpec(Frozen):
+    """The terms of `predicted`, see `hotprefix.fleet.config.Term`. One that is off is as if its cost were
+    0."""
+
+    queue: bool = True
+    restore: bool = True
+    pull: bool = True
+    in_flight: bool = True
+    delay: bool = True
+    displacement: bool = True
+
+
+class WorkersSpec(Frozen):
+    """Some of the instances, alike.
+
+    count: how many.
+    cost: their cost model, a preset's name or a file; None = the experiment's.
+    speed: how many times as fast as that their steps are.
+    capacity: their L1, as a multiple of the experiment's.
+    requests_per_s: what one of them serves, calibrated; None = as the cluster says.
+    """
+
+    count: Count = 1
+    cost: str | None = None
+    speed: Positive = 1.0
+    capacity: Positive = 1.0
+    requests_per_s: Positive | None = None
+
+
+class FailureSpec(Frozen):
+    """An instance dies and loses all that it has; its requests go elsewhere and begin again.
+
+    worker: its number, from 0 on. at_s: when. back_s: when it is back, cold; None = never.
+    """
+
+    worker: Annotated[int, Field(ge=0)]
+    at_s: Annotated[float, Field(ge=0)]
+    back_s: Positive | None = None
+
+
 class ClusterSpec(Frozen):
-    """The instances. instances: how many. storage_pages: pages of the L3 that they share. route: which
-    instance a request goes to."""
+    """The instances, and how requests reach them.
+
+    instances: how many. storage_pages: pages of the L3 that they share.
+    workers: groups of instances that differ; empty = all are alike. Their counts add up to `instances`.
+    requests_per_s: what one of them serves (`hotprefix calibrate --capacity`), by which loads are compared;
+    None = not calibrated. A group of `workers` may have its own.
+    policy: how an instance is chosen. terms: the terms of policy `predicted`.
+    fleet: any further field of the fleet's configuration (docs/experiments.md).
+    report_every_s: how often each instance reports. staleness_s: how late reports and KV events reach the
+    fleet. lost_events: share of the batches of events that never do.
+    failures: which instances die, and when.
+    """
 
     instances: Annotated[int, Field(ge=1, le=4096)] = 1
     storage_pages: Count = 1 << 20
-    route: Route = Route.SESSION
+    workers: tuple[WorkersSpec, ...] = ()
+    requests_per_s: Positive | None = None
+    policy: Arm = Arm.SESSION
+    terms: TermsSpec = TermsSpec()
+    fleet: dict[str, Any] = {}
+    report_every_s: Positive = 1.0
+    staleness_s: Annotated[float, Field(ge=0)] = 0.0
+    lost_events: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    failures: tuple[FailureSpec, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and "route" in raw:
+            policy = {"least_loaded": "least_requests"}.get(str(raw["route"]), raw["route"])
+            raise ValueError(f"cluster.route={raw['route']!r} is cluster.policy={policy!r} now")
+        return raw
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        count = sum(some.count for some in self.workers)
+        if self.workers and count != self.instances:
+            raise ValueError(
+                f"cluster.workers are {count} together, and cluster.instances={self.instances}: give as many"
+            )
+        return self
 
 
 class CapacitySpec(Frozen):

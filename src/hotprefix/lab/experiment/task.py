@@ -9,25 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from hotprefix.cost.model import CostModel
 from hotprefix.kernel.config import KernelConfig
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.experiment.bounds import bound_facts
 from hotprefix.lab.experiment.finished_runs import Output
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.trace_source import open_workload
 from hotprefix.lab.sim.arrivals import Loop
-from hotprefix.lab.sim.simulate import Replay, simulate
+from hotprefix.lab.sim.replay import Death, Replay, Routing, Worker
+from hotprefix.lab.sim.simulate import simulate
+
+TABLES = ("requests", "windows", "links", "routes", "loads")
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """One replay, sent to another process. Equal keys mean equal results. bound: also compute the clairvoyant
-    bound (bounds.py)."""
+    """One replay, sent to another process. Equal keys mean equal results.
+
+    workers: what each instance has of its own; empty = nothing.
+    bound: also compute the clairvoyant bound (bounds.py).
+    """
 
     key: str
     settings: Settings
     kernel: KernelConfig
     cost: CostModel
+    workers: tuple[Worker, ...]
+    routing: Routing
     loop: Loop
     seed: int
     bound: bool = False
@@ -39,7 +47,9 @@ class ReplayTask:
             kernel=self.kernel,
             cost=self.cost,
             instances=chosen.cluster.instances,
-            route=chosen.cluster.route,
+            workers=self.workers,
+            routing=self.routing,
+            deaths=tuple(Death(one.worker, one.at_s, one.back_s) for one in chosen.cluster.failures),
             storage_pages=chosen.cluster.storage_pages,
             loop=self.loop,
             concurrency=load.concurrency,
@@ -66,4 +76,4 @@ class ReplayTask:
         }
         if self.bound:
             facts["bound"] = bound_facts(trace, tables.requests, self.kernel, trace.block_size)
-        return Output({"requests": tables.requests, "windows": tables.windows, "links": tables.links}, facts)
+        return Output({name: getattr(tables, name) for name in TABLES}, facts)

@@ -14,13 +14,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hotprefix.errors import ConfigError, InputError
+from hotprefix.fleet.config import FleetConfig, Homes, Term
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.experiment.explain import explain, nearest
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment, HypothesisSpec, Variant
+from hotprefix.lab.sim.replay import Routing
 
 _KERNEL = TypeAdapter(KernelConfig)
 _KERNEL_KEYS = frozenset(KernelConfig.__dataclass_fields__) - {"total_pages"}
+_FLEET = TypeAdapter(FleetConfig)
+_FLEET_KEYS = frozenset(FleetConfig.__dataclass_fields__) - {"arm", "terms", "page_size"}
 
 
 def arms(experiment: Experiment) -> tuple[Variant, ...]:
@@ -47,6 +51,7 @@ def settings(experiment: Experiment, condition: Variant, arm: Variant) -> Settin
         raise InputError(f"{where}: {explain(error, Settings)}", param="set") from error
     try:
         kernel(found, total_pages=1, page_size=1)
+        routing(found)
     except InputError as error:
         raise InputError(f"{where}: {error.message}", param=error.param) from None
     return found
@@ -70,6 +75,29 @@ def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelCon
         raise ConfigError(
             f"kernel.{field}={first['input']!r}: give {reason}", param=f"kernel.{field}"
         ) from error
+
+
+def routing(settings: Settings) -> Routing:
+    """How requests reach instances; the replay gives the fleet's page size. New sessions take the instances
+    by turns if nothing else is said. Raises ConfigError."""
+    cluster = settings.cluster
+    unknown = cluster.fleet.keys() - _FLEET_KEYS
+    if unknown:
+        key = min(unknown)
+        raise ConfigError(
+            f"cluster.fleet.{key}: no such key; {nearest(key, _FLEET_KEYS)}", param=f"cluster.fleet.{key}"
+        )
+    terms = frozenset(term for term in Term if getattr(cluster.terms, term))
+    given = {"homes": Homes.TURNS, **cluster.fleet, "arm": cluster.policy, "terms": terms}
+    try:
+        fleet = _FLEET.validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"cluster.fleet.{field}={first['input']!r}: {first['msg']}", param=f"cluster.fleet.{field}"
+        ) from error
+    return Routing(fleet, cluster.report_every_s, cluster.staleness_s, cluster.lost_events)
 
 
 def check(experiment: Experiment) -> None:

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hotprefix import __version__
+from hotprefix.cost.model import CostModel
 from hotprefix.errors import ConfigError, InputError
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.events import Sink
 from hotprefix.lab.cost.calibrate import Settings, calibrate, check_clock
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.live.compare import Level, compare, same_in_order
 from hotprefix.lab.live.live_and_simulated import Run, live, simulated
 from hotprefix.lab.live.run_clock import CLOCKS, Clock

@@ -20,8 +20,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from hotprefix.cost.model import CostModel
 from hotprefix.kernel.config import KernelConfig
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.live.live_and_simulated import Record, Run, simulated
 from hotprefix.lab.live.small_trace import at
 from hotprefix.lab.sim.arrivals import Loop

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from hotprefix.cost.model import CostModel
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
 from hotprefix.errors import HotprefixError
@@ -27,13 +28,13 @@ from hotprefix.kernel import events as ev
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.plan import Finish
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.live.run_clock import Clock
 from hotprefix.lab.sim.arrivals import Item, Loop
 from hotprefix.lab.sim.block_prompts import PromptMaker
+from hotprefix.lab.sim.replay import Replay
 from hotprefix.lab.sim.replay_recorder import Recorder, new_row
 from hotprefix.lab.sim.rows import REQUEST_COLUMNS
-from hotprefix.lab.sim.simulate import Replay, items, simulate
+from hotprefix.lab.sim.simulate import items, simulate
 from hotprefix.lab.trace.trace_request import TraceRequest
 from hotprefix.records.schema import of_event
 
@@ -141,7 +142,7 @@ class _LiveRun:
         name = f"{len(self._before) + 1:07d}"
         request = item.request
         self._before.append(self._steps)
-        row = new_row(item, name, 0, arrival, len(self._recorder.waiting))
+        row = new_row(item, name, arrival)
         self._rows[name] = row
         self._recorder.arrived(row)
         prompt = prompt_ids(self._prompts.make(request).tokens, self._vocab)

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from hotprefix.cost.features import features
+from hotprefix.cost.model import CostModel
 from hotprefix.errors import HotprefixError, QueueFull, RequestRejected
+from hotprefix.fleet.records import WorkerReport
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import StepOutcome, StepPlan, Transcript
 from hotprefix.kernel.request import Namespace, Request
-from hotprefix.lab.cost.features import features
-from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.arrivals import Item
-from hotprefix.lab.sim.block_prompts import PromptMaker, sampled
+from hotprefix.lab.sim.block_prompts import sampled
 from hotprefix.lab.sim.lower_tiers import HostSide
-from hotprefix.lab.sim.replay_recorder import Recorder, Row, WindowRows, new_row
+from hotprefix.lab.sim.pending import Pending
+from hotprefix.lab.sim.replay_recorder import Recorder, Row, WindowRows
 
 POLL_S = 0.005
 
@@ -62,15 +63,7 @@ class Run:
         return self.ends[self.count - 1]
 
 
-@dataclass(slots=True)
-class Live:
-    """A request in the kernel, and the tokens that it will generate (int32 bytes)."""
-
-    item: Item
-    outputs: bytes
-
-
-Ended = Callable[[Item, Row, float], None]
+Ended = Callable[[Pending, float], None]
 Schedule = Callable[[float, "Instance"], None]
 
 
@@ -78,44 +71,44 @@ class Instance:
     """See the module's rules.
 
     schedule: schedule(when, self) asks to be woken at that time.
-    ended: called with each request's end: (item, row, time).
+    ended: called with each request's end: (request, time).
+    stepped: called with the index and the time after each step.
     most: the most repeats of a plan.
     next_use: predicts in how many seconds a request's session will be back.
     """
 
     def __init__(
         self, index: int, config: KernelConfig, cost: CostModel, *, schedule: Schedule, ended: Ended,
-        recorder: Recorder, windows: WindowRows, prompts: PromptMaker, host: HostSide, most: int,
-        next_use: Callable[[Item], float | None],
+        stepped: Callable[[int, float], None], recorder: Recorder, windows: WindowRows, host: HostSide,
+        most: int, next_use: Callable[[Item], float | None],
     ) -> None:  # fmt: skip
         self.index = index
         self.kernel = Kernel(config, sink=recorder.sink, kinds=recorder.kinds)
-        self._prices, self._schedule, self._ended = cost.prices, schedule, ended
-        self._recorder, self.windows, self._prompts, self._host = recorder, windows, prompts, host
+        self._prices, self._schedule, self._ended, self._stepped = cost.prices, schedule, ended, stepped
+        self._recorder, self.windows, self._host = recorder, windows, host
         self._most, self._next_use = most, next_use
-        self._inbox: list[tuple[str, Item]] = []
-        self._live: dict[str, Live] = {}
+        self._inbox: list[Pending] = []
+        self._live: dict[str, Pending] = {}
         self._transcript = Transcript(self._said)
         self._poll = 0.0
         self.run: Run | None = None
-
-    @property
-    def load(self) -> int:
-        """Requests that have come and not ended."""
-        return len(self._live) + len(self._inbox)
+        self._dead = False
+        self._state: tuple[int, int, int, int, int, int, int] | None = None
 
     # -- what comes -------------------------------------------------------------------------------
 
-    def arrive(self, name: str, item: Item, now: float) -> None:
+    def arrive(self, request: Pending, now: float) -> None:
         """Take a request for this instance."""
-        depth = len(self._recorder.waiting)
-        self._recorder.arrived(new_row(item, name, self.index, now, depth))
-        self._inbox.append((name, item))
+        self._recorder.arrived(request.row)
+        self._inbox.append(request)
+        self._state = None
         self.disturb(now)
 
     def disturb(self, now: float) -> None:
         """Note that something is to be delivered: wake up, or end the present run early."""
         run = self.run
+        if self._dead:
+            return
         if run is None:
             self._schedule(now, self)
             return
@@ -127,6 +120,8 @@ class Instance:
     def wake(self, now: float) -> None:
         """Go on at a moment that was asked for. If the run was shortened or has ended since, the call is
         ignored, or begins the next step."""
+        if self._dead:
+            return
         if self.run is not None:
             if now != self.run.end:
                 return
@@ -136,6 +131,7 @@ class Instance:
     # -- steps ------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
+        self._state = None
         self._deliver(now)
         kernel = self.kernel
         if not kernel.has_work:
@@ -152,19 +148,20 @@ class Instance:
 
     def _deliver(self, now: float) -> None:
         inbox, self._inbox = self._inbox, []
-        for name, item in inbox:
-            prompt = self._prompts.make(item.request)
+        for pending in inbox:
+            item = pending.item
             request = Request(
-                name, prompt.tokens, max(1, item.request.output_length),
+                pending.name, pending.prompt.tokens, max(1, item.request.output_length),
                 Namespace(model=item.request.namespace), item.request.priority,
                 session=item.request.session, hold_s=item.request.hold_s, next_use_s=self._next_use(item),
             )  # fmt: skip
             try:
                 self.kernel.submit(request, now)
             except (RequestRejected, QueueFull):
-                self._ended(item, self._recorder.rejected(name), now)
+                self._recorder.rejected(pending.name)
+                self._ended(pending, now)
                 continue
-            self._live[name] = Live(item, prompt.outputs)
+            self._live[pending.name] = pending
         self._host.land(self.kernel, now)
 
     def _idle(self, plan: StepPlan, now: float) -> None:
@@ -202,18 +199,40 @@ class Instance:
 
     def _commit(self, run: Run, now: float) -> None:
         self.run, count, live = None, run.count, self._live
+        self._state = None
         outcome = StepOutcome(sampled=self._transcript, restore_s=run.restore, repeats=count)
         for progress in self.kernel.commit(run.plan, outcome, now, every=False):
             if progress.finish is not None:
-                done = live.pop(progress.request)
-                self._ended(done.item, self._recorder.rows.pop(progress.request), now)
+                del self._recorder.rows[progress.request]
+                self._ended(live.pop(progress.request), now)
         self.windows.step(
             self._recorder, self.kernel.counters, now, now - run.begun - run.restore - run.scheduler * count,
             run.scheduler * count, run.restore,
         )  # fmt: skip
+        self._stepped(self.index, now)
 
     def _said(self, request: str, first: int, count: int) -> bytes:
-        return sampled(self._live[request].outputs, first, count)
+        return sampled(self._live[request].prompt.outputs, first, count)
+
+    # -- what it says, and how it ends ------------------------------------------------------------
+
+    def report(self, now: float, life: int) -> WorkerReport:
+        """How it is, as its last step and what has come since left it. life: its life's number. An instance
+        to which nothing happens says the same again, without looking."""
+        if self._state is None:
+            status, l1 = self.kernel.load, self.kernel.status(now).l1
+            tokens, decodes = self._recorder.outstanding()
+            waiting = status[1] + len(self._inbox)
+            self._state = (waiting, tokens, decodes, l1.free, l1.evictable, l1.owned, l1.protected)
+        return WorkerReport(now, *self._state, incarnation=life)
+
+    def die(self) -> list[Pending]:
+        """Lose everything. Returns the requests that were here, in order of arrival."""
+        self._dead, self.run = True, None
+        left = [*self._live.values(), *self._inbox]
+        self._live, self._inbox = {}, []
+        self._recorder.rows.clear()
+        return left
 
     def stop(self, now: float) -> list[Row]:
         """End the replay here. Repeats that have ended by now count; a step that has not ended does not.

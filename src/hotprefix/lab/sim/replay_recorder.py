@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from operator import add
 from typing import Any
 
 from hotprefix.kernel import events as ev
@@ -21,34 +22,52 @@ from hotprefix.lab.sim.rows import REQUEST_COLUMNS, USE_COLUMNS
 Row = dict[str, Any]
 _EMPTY: Row = dict.fromkeys(REQUEST_COLUMNS)
 _NOTHING_USED: Row = dict.fromkeys(USE_COLUMNS, 0)
+_OF_A_LIFE = (
+    "instance", "queue_depth", "admit_s", "prefill_start_s", "prefill_done_s", "matched_at_enqueue",
+    "matched_at_admission", *USE_COLUMNS,
+)  # fmt: skip
 
 
-def new_row(item: Item, name: str, instance: int, now: float, queue_depth: int) -> Row:
-    """The row of a request that has just arrived at an instance."""
+def new_row(item: Item, name: str, now: float) -> Row:
+    """The row of a request that has just arrived."""
     request = item.request
     row = _EMPTY.copy()
     row.update(
-        id=name, trace_id=request.id, session=request.session, kind=request.kind, instance=instance,
-        outcome="unfinished",
+        id=name, trace_id=request.id, session=request.session, kind=request.kind, outcome="unfinished",
         input_tokens=request.input_length, output_tokens=0, asked_output_tokens=request.output_length,
-        ideal_tokens=item.ideal_tokens, heat=item.heat, queue_depth=queue_depth, arrival_s=now,
-        retractions=0, requeue_s=0.0,
+        ideal_tokens=item.ideal_tokens, heat=item.heat, arrival_s=now, retractions=0, requeue_s=0.0,
+        failovers=0,
     )  # fmt: skip
     return row
+
+
+def begin_again(row: Row) -> None:
+    """Its instance has died: the request begins again. What the client got stays (the first token's time),
+    and what was computed counts as computed and as rework."""
+    computed, outputs = row["computed_tokens"] or 0, row["rework_output_tokens"] or 0
+    row.update(dict.fromkeys(_OF_A_LIFE))
+    row["failovers"] += 1
+    if computed:
+        row.update(_NOTHING_USED)
+        row.update(computed_tokens=computed, rework_tokens=computed, rework_output_tokens=outputs)
 
 
 class Recorder:
     """A kernel's sink.
 
+    first_token: if given, first_token(id, now) is called when a prefill has given its first token.
     rows: the rows of requests that have not ended, by id.
     waiting: the arrivals of requests that were never admitted, by id, in order.
     """
 
-    def __init__(self, instance: int, log: Callable[[int, ev.Event], None] | None) -> None:
+    def __init__(
+        self, instance: int, log: Callable[[int, ev.Event], None] | None,
+        first_token: Callable[[str, float], None] | None = None,
+    ) -> None:  # fmt: skip
         self.rows: dict[str, Row] = {}
         self.waiting: dict[str, float] = {}
         self._instance = instance
-        self._log = log
+        self._log, self._told = log, first_token
         self._retracted: dict[str, float] = {}
         self.stepped: ev.Stepped | None = None
         self._on: dict[type[ev.Event], Callable[[Any], None]] = {
@@ -77,16 +96,29 @@ class Recorder:
             handler(event)
 
     def arrived(self, row: Row) -> None:
-        """Keep the row of a request that has arrived; later events fill it."""
+        """Keep the row of a request that has arrived here; later events fill it."""
+        row["instance"], row["queue_depth"] = self._instance, len(self.waiting)
         self.rows[row["id"]] = row
         self.waiting[row["id"]] = row["arrival_s"]
 
-    def rejected(self, name: str) -> Row:
-        """Close and return the row of a request that the kernel refused."""
-        row = self.rows.pop(name)
+    def rejected(self, name: str) -> None:
+        """Close the row of a request that the kernel refused."""
         self.waiting.pop(name, None)
-        row["outcome"] = "rejected"
-        return row
+        self.rows.pop(name)["outcome"] = "rejected"
+
+    def outstanding(self) -> tuple[int, int]:
+        """(prompt tokens that are still to be computed, requests that generate)."""
+        tokens = decodes = 0
+        for row in self.rows.values():
+            if row["prefill_done_s"] is not None:
+                decodes += 1
+                continue
+            here = row["matched_at_enqueue"] or 0
+            if row["computed_tokens"] is not None:
+                cached = row["cached_l1"] + row["cached_l2"] + row["cached_l3"]
+                here = cached + row["computed_tokens"] - row["rework_tokens"]
+            tokens += max(0, row["input_tokens"] - here)
+        return tokens, decodes
 
     def oldest_wait(self, now: float) -> float | None:
         """How long the first of the requests that were never admitted has waited, seconds."""
@@ -139,6 +171,8 @@ class Recorder:
         row = self.rows[event.request]
         if row["first_token_s"] is None:
             row["first_token_s"] = event.now
+        if self._told is not None:
+            self._told(event.request, event.now)
 
     def _was_retracted(self, event: ev.Retracted) -> None:
         self.rows[event.request]["retractions"] += 1
@@ -166,8 +200,12 @@ class WindowRows:
         self._instance, self._seconds = instance, seconds
         self._index = -1
         self._row: Row = {}
-        self._before = self._count = _counts(Counters())
+        self._before = self._count = self._base = _counts(Counters())
         self._state: ev.Stepped | None = None
+
+    def begin_again(self) -> None:
+        """From now on steps are those of another kernel, whose counters begin at 0."""
+        self._base = self._count
 
     def step(
         self, recorder: Recorder, counters: Counters, now: float, forward: float, scheduler: float,
@@ -185,7 +223,8 @@ class WindowRows:
         row["scheduler_s"] += scheduler
         row["restore_s"] += restore
         row["oldest_wait_s"] = recorder.oldest_wait(now)
-        self._count, self._state = _counts(counters), state
+        self._count = tuple(map(add, self._base, _counts(counters)))
+        self._state = state
 
     def _open(self, index: int) -> None:
         self._index = index

@@ -48,6 +48,12 @@ REQUEST_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "rework_tokens": pl.Int64,  # of these, repetitions
     "rework_output_tokens": pl.Int64,  # positions of outputs computed again
     "retractions": pl.Int64,
+    # How a request reached its instance, and what that was predicted to give; null with one instance.
+    "failovers": pl.Int64,  # times its instance died and it began again elsewhere
+    "available_tokens": pl.Int64,  # of its prompt, not to be computed on the best instance, as the fleet knew
+    "captured_tokens": pl.Int64,  # the same, on the instance that was chosen
+    "copied_tokens": pl.Int64,  # that others had or computed, and this instance computes as well
+    "predicted_first_s": pl.Float64,  # from the choice to the first token
 }
 
 # What is known only of a request of which a step has run.
@@ -87,4 +93,55 @@ LINK_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "seconds": pl.Float64,
     "transfers": pl.Int64,
     "cancels": pl.Int64,
+}
+
+ROUTE_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "id": pl.String,  # the request's
+    "attempt": pl.Int64,  # from 1; more after its instance died
+    "at_s": pl.Float64,  # when it was decided
+    "held_s": pl.Float64,  # how long it had waited for an instance by then
+    "instance": pl.Int32,
+    "rule": pl.String,  # which rule of the policy decided
+    "prompt_tokens": pl.Int64,  # the denominator of the tokens below
+    "available_tokens": pl.Int64,
+    "found_l1": pl.Int64,  # what the fleet expected to be there; its sum is what was captured
+    "found_l2": pl.Int64,
+    "found_l3": pl.Int64,
+    "found_flight": pl.Int64,  # other requests are computing it there
+    "found_peer": pl.Int64,
+    "delivered_tokens": pl.Int64,  # what the instance did not compute
+    "queue_s": pl.Float64,  # predicted
+    "restore_s": pl.Float64,
+    "pull_s": pl.Float64,
+    "compute_s": pl.Float64,
+    "hand_off_s": pl.Float64,
+    "decode_wait_s": pl.Float64,
+    "first_s": pl.Float64,  # max(queue, restore, pull) + compute + hand_off + decode_wait
+    "delay_s": pl.Float64,  # what others pay
+    "displacement_s": pl.Float64,
+    "actual_queue_s": pl.Float64,  # from the choice to the begin of its prefill
+    "actual_compute_s": pl.Float64,
+    "actual_first_s": pl.Float64,
+    "load": pl.Float64,  # the chosen instance's
+    "runners_up": pl.Int64,  # that the decision names
+    "runner_up_first_s": pl.Float64,  # the earliest first token predicted for one of them
+    "age_s": pl.Float64,  # of the instance's report
+    "unknown": pl.String,  # what was not known of the instance
+    "copying": pl.String,  # why pages are computed a further time
+    "copied_tokens": pl.Int64,
+}
+
+# A fleet's view of an instance's load: 1 is as much as it should have. Means of what was seen about ten
+# times a window.
+LOAD_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    "instance": pl.Int32,
+    "start_s": pl.Float64,  # the window's
+    "seen": pl.Int64,  # how often
+    "prefill": pl.Float64,
+    "decode": pl.Float64,
+    "pages": pl.Float64,  # null: not known
+    "restore": pl.Float64,
+    "hand_off": pl.Float64,
+    "load": pl.Float64,  # the largest component
+    "load_max": pl.Float64,
 }

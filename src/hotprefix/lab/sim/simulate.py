@@ -1,4 +1,4 @@
-"""One replay. Owns: `Replay`, what is held fixed, and `simulate`, which runs it.
+"""One replay. Owns: `simulate`, which runs it, and `Tables`, what comes of it.
 
 Rules:
 1. The kernel is the engine's; only time comes from the cost model.
@@ -12,89 +12,35 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
-from hotprefix.errors import ConfigError, HotprefixError
-from hotprefix.kernel.config import KernelConfig
+from hotprefix.cost.return_times import ThinkTimes
+from hotprefix.errors import HotprefixError
+from hotprefix.fleet.records import Decision, Keys, RouteRequest
 from hotprefix.kernel.counters import Counters
-from hotprefix.lab.cost.model import CostModel, Links
-from hotprefix.lab.predict import ThinkTimes
-from hotprefix.lab.sim.arrivals import Item, Loop, Workload
+from hotprefix.kernel.request import Namespace
+from hotprefix.lab.sim.arrivals import Item, Workload
 from hotprefix.lab.sim.block_prompts import PromptMaker
-from hotprefix.lab.sim.cluster import ARRIVAL, WAKE, Clock, Route, Router
+from hotprefix.lab.sim.clock import ARRIVAL, NEWS, REPORT, WAKE, Clock
+from hotprefix.lab.sim.fleet_driver import FleetDriver, profile
 from hotprefix.lab.sim.instance import Instance
 from hotprefix.lab.sim.lower_tiers import HostSide, Store
+from hotprefix.lab.sim.pending import Pending
+from hotprefix.lab.sim.replay import Death, Replay
 from hotprefix.lab.sim.replay_log import ReplayLog
-from hotprefix.lab.sim.replay_recorder import Recorder, Row, WindowRows
-from hotprefix.lab.sim.rows import LINK_COLUMNS, REQUEST_COLUMNS, WINDOW_COLUMNS
+from hotprefix.lab.sim.replay_recorder import Recorder, Row, WindowRows, begin_again, new_row
+from hotprefix.lab.sim.route_rows import LoadRows, RouteRows
+from hotprefix.lab.sim.rows import (
+    LINK_COLUMNS,
+    LOAD_COLUMNS,
+    REQUEST_COLUMNS,
+    ROUTE_COLUMNS,
+    WINDOW_COLUMNS,
+)
 from hotprefix.lab.sim.wires import wires
 from hotprefix.lab.trace.ideal import EndlessCache
 from hotprefix.lab.trace.trace_request import TraceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What one replay holds fixed. Raises ConfigError.
-
-    kernel: the configuration of every instance's kernel.
-    cost: the cost model.
-    instances: how many.
-    route: which of them a request goes to.
-    loop: how arrivals come about.
-    concurrency: closed loop: how many sessions are alive at a time; None = they begin as recorded.
-    speed: open loop: how many times as fast as recorded.
-    horizon_s: when the replay stops; None = when everything has ended. What has not finished by then counts
-    as unfinished.
-    warm_up: how many requests, the first to arrive, fill the caches and are not reported.
-    window_s: length of the windows in the window table.
-    links: the links of the tiers below L1; None = the cost model's.
-    storage_pages: pages of the shared L3.
-    log: the file to which every event is written; None = no log.
-    repeats: the most repeats of a plan. The outcome does not depend on it.
-    """
-
-    kernel: KernelConfig
-    cost: CostModel
-    instances: int = 1
-    route: Route = Route.SESSION
-    loop: Loop = Loop.OPEN
-    concurrency: int | None = None
-    speed: float = 1.0
-    horizon_s: float | None = None
-    warm_up: int = 0
-    window_s: float = 30.0
-    links: Links | None = None
-    storage_pages: int = 1 << 20
-    log: Path | None = None
-    repeats: int = 1 << 20
-
-    def __post_init__(self) -> None:
-        for name in ("instances", "concurrency", "storage_pages", "repeats"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value}: give a whole number >= 1", param=name)
-        for name in ("speed", "window_s", "horizon_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name}={value}: give a number > 0", param=name)
-        if self.speed != 1 and self.loop is Loop.CLOSED:
-            raise ConfigError(
-                f"load.speed={self.speed:g}: in closed loop a turn follows the answer before it, when that "
-                "comes; leave it out (load.concurrency makes the load there), or replay in open loop "
-                "(load.loop=open)",
-                param="load.speed",
-            )
-        if self.concurrency is not None and self.loop is Loop.OPEN:
-            raise ConfigError(
-                f"load.concurrency={self.concurrency}: in open loop requests arrive as recorded, however "
-                "many sessions that makes; leave it out (--set load.concurrency=; load.speed makes the load "
-                "there), or replay in closed loop (load.loop=closed)",
-                param="load.concurrency",
-            )
-        if self.warm_up < 0:
-            raise ConfigError(f"warm_up={self.warm_up}: give 0 or more", param="warm_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +49,8 @@ class Tables:
 
     requests: one row each, in order of arrival.
     windows, links: the window table and the link table.
-    counters: each instance's kernel's.
+    routes, loads: the fleet's decisions, and the loads that it saw; empty with one instance.
+    counters: each kernel's, in the order in which they began; one that has died keeps its own.
     virtual_s: when the last thing happened, on the virtual clock.
     wall_s: how long the replay took.
     """
@@ -111,6 +58,8 @@ class Tables:
     requests: pl.DataFrame
     windows: pl.DataFrame
     links: pl.DataFrame
+    routes: pl.DataFrame
+    loads: pl.DataFrame
     counters: tuple[Counters, ...]
     virtual_s: float
     wall_s: float
@@ -128,6 +77,24 @@ def simulate(
         simulation = _Simulation(replay, trace, block_size, seed, progress, log)
         simulation.run()
     return simulation.tables(time.perf_counter() - begun)
+
+
+ANSWER_TOKENS = 256  # what an answer is expected to have before any has ended
+
+
+class Mean:
+    """A running mean that begins with one value made up."""
+
+    def __init__(self, first: float) -> None:
+        self._sum, self._count = first, 1
+
+    def add(self, value: float) -> None:
+        self._sum, self._count = self._sum + value, self._count + 1
+
+    @property
+    def rounded(self) -> int:
+        """The mean as a whole number, at least 1."""
+        return max(1, round(self._sum / self._count))
 
 
 class IdealBroken(HotprefixError):
@@ -150,9 +117,8 @@ class _Simulation:
         self, replay: Replay, trace: Iterable[TraceRequest], block_size: int, seed: int,
         progress: Callable[[int, int], None] | None, log: ReplayLog | None,
     ) -> None:  # fmt: skip
-        self._replay, self._progress = replay, progress
+        self._replay, self._progress, self._log = replay, progress, log
         self._clock = Clock()
-        self._router = Router(replay.route, replay.instances)
         self._endless = EndlessCache(block_size)
         self._workload = Workload(
             items(trace, block_size, self._endless), replay.loop, seed=seed, concurrency=replay.concurrency,
@@ -160,35 +126,60 @@ class _Simulation:
         )  # fmt: skip
         self._prompts = PromptMaker(block_size)
         self._think = ThinkTimes()
+        self._answers = Mean(ANSWER_TOKENS)
         self._rows: list[Row] = []
+        self._routes, self._loads = RouteRows(), LoadRows(replay.window_s)
         self._arrived = self._done = 0
+        self._look_at = 0.0
+        self._counters: list[Counters] = []
         tiers = replay.kernel.tiers
-        store = Store(replay.storage_pages) if tiers is not None and tiers.storage else None
-        self._sides: list[HostSide] = []
-        self._instances = [self._instance(i, store, log) for i in range(replay.instances)]
+        self._store = Store(replay.storage_pages) if tiers is not None and tiers.storage else None
+        everyone = range(replay.instances)
+        self._windows = [WindowRows(i, replay.window_s, replay.kernel_of(i).total_pages) for i in everyone]
+        self._wires = [
+            wires(replay.links_of(i), tiers is not None, self._store is not None) for i in everyone
+        ]
+        self._fleet = FleetDriver(
+            replay.routing, [profile(replay, i) for i in everyone], self._clock, seed,
+            serve=self._serve, refuse=self._refuse,
+        )  # fmt: skip
+        self._instances: dict[int, Instance] = {}
+        for index in everyone:
+            self._begin(index, 0.0)
 
-    def _instance(self, index: int, store: Store | None, log: ReplayLog | None) -> Instance:
-        replay, config = self._replay, self._replay.kernel
-        links = replay.links or replay.cost.links
-        page_bytes = config.page_size * replay.cost.kv_token_bytes
+    def _begin(self, index: int, now: float) -> None:
+        """An instance comes, or comes back, with nothing in its caches."""
+        replay = self._replay
+        config, cost = replay.kernel_of(index), replay.cost_of(index)
         side = HostSide(
-            wires(links, config.tiers is not None, store is not None), page_bytes, store,
-            lambda when: self._clock.at(when, ARRIVAL, lambda now: self._instances[index].disturb(now)),
+            self._wires[index], config.page_size * cost.kv_token_bytes, self._store,
+            lambda when: self._clock.at(when, ARRIVAL, instance.disturb),
         )  # fmt: skip
-        self._sides.append(side)
-        return Instance(
-            index, config, replay.cost,
+        instance = Instance(
+            index, config, cost,
             schedule=lambda when, instance: self._clock.at(when, WAKE, instance.wake),
-            ended=self._ended, recorder=Recorder(index, log.put if log is not None else None),
-            windows=WindowRows(index, replay.window_s, config.total_pages), prompts=self._prompts, host=side,
-            most=replay.repeats, next_use=self._next_use,
+            ended=self._ended, stepped=self._fleet.stepped,
+            recorder=Recorder(
+                index, self._log.put if self._log is not None else None, self._fleet.first_token
+            ),
+            windows=self._windows[index], host=side, most=replay.repeats, next_use=self._next_use,
         )  # fmt: skip
+        self._instances[index] = instance
+        self._counters.append(instance.kernel.counters)
+        self._fleet.join(index, instance.kernel, now)
 
     def run(self) -> None:
         for when, item in self._workload.initial():
             self._clock.at(when, ARRIVAL, self._arrival(item))
+        for death in self._replay.deaths:
+            self._clock.at(death.at_s, NEWS, self._death(death))
+        if self._fleet.informed:
+            self._clock.at(0.0, REPORT, self._report)
         self._clock.run(self._replay.horizon_s if self._replay.horizon_s is not None else math.inf)
-        self._rows += [row for instance in self._instances for row in instance.stop(self._clock.now)]
+        self._fleet.close()
+        for index in sorted(self._instances):
+            self._rows += self._instances[index].stop(self._clock.now)
+        self._rows += [pending.row for pending in self._fleet.held]
         self._check_ideal()
 
     def _check_ideal(self) -> None:
@@ -204,38 +195,103 @@ class _Simulation:
         request = item.request
         return None if request.session is None else self._think.expected(self._workload.awaited(request))
 
+    # -- requests ---------------------------------------------------------------------------------
+
     def _arrival(self, item: Item) -> Callable[[float], None]:
         def arrive(now: float) -> None:
             self._arrived += 1
-            if item.request.parent is not None:
-                self._think.learn(item.request.kind, item.request.think_s or 0.0)
+            request = item.request
+            if request.parent is not None:
+                self._think.learn(request.kind, request.think_s or 0.0)
             name = f"{self._arrived:07d}" if self._arrived > self._replay.warm_up else f"w{self._arrived}"
-            self._router.choose(item, self._instances).arrive(name, item, now)
+            prompt = self._prompts.make(request)
+            keys: Keys = ()
+            if self._fleet.informed:
+                keys = self._fleet.keys.of_prompt(Namespace(model=request.namespace), prompt.tokens)
+            asked = RouteRequest(
+                name, keys, request.input_length, self._answers.rounded, request.session,
+                priority=request.priority,
+            )  # fmt: skip
+            self._fleet.submit(Pending(name, item, prompt, new_row(item, name, now), asked, now), now)
 
         return arrive
 
-    def _ended(self, item: Item, row: Row, now: float) -> None:
-        self._rows.append(row)
+    def _serve(self, index: int, pending: Pending, decision: Decision, now: float) -> None:
+        if self._fleet.informed:
+            self._routes.decided(decision, pending.row, pending.row["failovers"] + 1, pending.since)
+        self._instances[index].arrive(pending, now)
+
+    def _refuse(self, pending: Pending, now: float) -> None:
+        pending.row["outcome"] = "rejected"
+        self._finish(pending, now)
+
+    def _ended(self, pending: Pending, now: float) -> None:
+        self._fleet.ended(pending, now)
+        self._finish(pending, now)
+
+    def _finish(self, pending: Pending, now: float) -> None:
+        self._rows.append(pending.row)
+        self._answers.add(pending.row["output_tokens"])
         self._done += 1
-        for when, following in self._workload.completed(item.request, now):
+        for when, following in self._workload.completed(pending.item.request, now):
             self._clock.at(when, ARRIVAL, self._arrival(following))
         if self._progress is not None:
             self._progress(self._done, self._workload.size)
 
+    # -- instances --------------------------------------------------------------------------------
+
+    def _death(self, death: Death) -> Callable[[float], None]:
+        def die(now: float) -> None:
+            left = self._instances.pop(death.worker).die()
+            self._fleet.leave(death.worker, now)
+            if death.back_s is not None:
+                self._clock.at(death.back_s, NEWS, self._return(death.worker))
+            for pending in left:
+                begin_again(pending.row)
+                pending.since = now
+                # What its first life stored in L3 may be found by its second one.
+                self._endless.late += pending.item.request.input_length
+                self._fleet.submit(pending, now)
+
+        return die
+
+    def _return(self, index: int) -> Callable[[float], None]:
+        def back(now: float) -> None:
+            self._windows[index].begin_again()
+            self._wires[index].begin_again(now)
+            self._begin(index, now)
+
+        return back
+
+    def _report(self, now: float) -> None:
+        """Every instance reports. About ten times a window the loads are noted, as the fleet sees them."""
+        fleet = self._fleet
+        for index in sorted(self._instances):
+            fleet.report(index, self._instances[index].report(now, fleet.life(index)), now)
+        if now >= self._look_at:
+            self._look_at = now + self._replay.window_s / 10
+            for name, load in fleet.fleet.loads(now).items():
+                self._loads.seen(int(name), load, now)
+        self._clock.at(now + self._replay.routing.report_every_s, REPORT, self._report)
+
+    # -- tables -----------------------------------------------------------------------------------
+
     def tables(self, wall_s: float) -> Tables:
         reported = sorted((r for r in self._rows if not r["id"].startswith("w")), key=lambda r: r["id"])
         since = reported[0]["arrival_s"] if reported and self._replay.warm_up else 0.0
-        windows = [
-            row
-            for instance in self._instances
-            for row in instance.windows.close(self._clock.now)
-            if row["start_s"] + row["seconds"] > since
-        ]
+        windows = [row for one in self._windows for row in one.close(self._clock.now)]
+        loads = self._loads.close()
         return Tables(
             pl.DataFrame(reported, schema=REQUEST_COLUMNS),
-            pl.DataFrame(windows, schema=WINDOW_COLUMNS),
+            pl.DataFrame([r for r in windows if r["start_s"] + r["seconds"] > since], schema=WINDOW_COLUMNS),
             pl.DataFrame(self._link_rows(), schema=LINK_COLUMNS),
-            tuple(instance.kernel.counters for instance in self._instances),
+            pl.DataFrame(
+                [r for r in self._routes.close() if not r["id"].startswith("w")], schema=ROUTE_COLUMNS
+            ),
+            pl.DataFrame(
+                [r for r in loads if r["start_s"] + self._replay.window_s > since], schema=LOAD_COLUMNS
+            ),
+            tuple(self._counters),
             self._clock.now,
             wall_s,
         )
@@ -246,6 +302,6 @@ class _Simulation:
                 "instance": index, "link": wire.name, "bytes": wire.bytes, "seconds": wire.seconds,
                 "transfers": wire.transfers, "cancels": wire.cancels,
             }
-            for index, side in enumerate(self._sides)
-            for wire in side.wires.all
+            for index, some in enumerate(self._wires)
+            for wire in some.all
         ]  # fmt: skip

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hotprefix.cost.model import Link, Links
 from hotprefix.errors import ConfigError
-from hotprefix.lab.cost.model import Link, Links
 
 
 @dataclass(slots=True)
@@ -53,6 +53,11 @@ class Wires:
     put: Wire | None = None
     fetch: Wire | None = None
     all: list[Wire] = field(default_factory=list)
+
+    def begin_again(self, now: float) -> None:
+        """Nothing is on its way any more: the instance has died and is back."""
+        for wire in self.all:
+            wire.free_at = now
 
 
 def wires(links: Links, host: bool, storage: bool) -> Wires:

@@ -11,10 +11,10 @@ import os.path
 from importlib.resources import files
 from pathlib import Path
 
+from hotprefix.cost.model import CostModel
 from hotprefix.errors import InputError
-from hotprefix.lab.cost.model import CostModel
 
-_FOLDER = files("hotprefix.lab.cost") / "models"
+_FOLDER = files("hotprefix.cost") / "models"
 _SUFFIX = ".json"
 
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from hotprefix.cost.prices import Curve, Prices
 from hotprefix.errors import InputError
-from hotprefix.lab.cost.prices import Curve, Prices
 
 VERSION: Final = 2
 READS: Final = (1, 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hotprefix.cost.return_times import PUBLISHED, TOOL, USER, Spread, ThinkTimes
 from hotprefix.errors import ConfigError
-from hotprefix.lab.predict import PUBLISHED, TOOL, USER, Spread, ThinkTimes
 
 
 def test_it_begins_with_the_published_figures() -> None:
