@@ -121,7 +121,7 @@ class FakeExecutor:
             assert chunk.table_from <= len(table)
             table[chunk.table_from :] = chunk.table
             assert len(table) == -(-chunk.stop // self.page), "the table covers the chunk's end exactly"
-            slots.append(self._rows(table, chunk.stop))
+            slots.append(self._slots(table, chunk.stop))
         for chunk, where in zip(plan.chunks, slots, strict=True):
             ids = tk.view(chunk.tokens)
             self.kv[0, where[chunk.start :]] = _layer0(ids, np.arange(chunk.start, chunk.stop))
