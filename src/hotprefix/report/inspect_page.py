@@ -10,12 +10,12 @@ import dataclasses
 from datetime import UTC, datetime
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hotprefix.records.derive import RequestRow
 from hotprefix.records.log_summary import LONG_WINDOW_S, QUANTILES, WINDOW_S, Group, Summary
 from hotprefix.report.figure_text import DASH, seconds, whole
+from hotprefix.report.html_page import render_page
 from hotprefix.report.inspect_charts import chain, lines
 from hotprefix.report.svg import Bar, bar_panel, extent
 
@@ -44,11 +44,8 @@ _GLOSSARY = (
 
 def render(s: Summary) -> str:
     """The report as one HTML document."""
-    env = Environment(
-        loader=PackageLoader("hotprefix.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return env.get_template("inspect.html").render(
+    return render_page(
+        "inspect.html",
         title="hotprefix inspect",
         lead=_lead(s),
         notes=_notes(s),
