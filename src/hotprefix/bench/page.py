@@ -28,7 +28,8 @@ _TIME_HEADS = (
     "arm", "mean TTFT", "change", "max TTFT", "change", "slowest completion", "change", "makespan",
 )  # fmt: skip
 _GLOSSARY = (
-    ("arm", "publication + flight: when computed pages become visible, and who computes a shared prompt."),
+    ("arm", "publication + flight: when computed pages become visible, and which request computes a shared "
+     "prompt."),
     ("restored, per follower", "prompt tokens taken from the prefix cache; mean over the followers."),
     ("computed", "prompt positions run through the model, counted at the executor."),
     ("required", "what perfect sharing without a cache limit computes, each follower's last part included."),

@@ -29,8 +29,8 @@ _RETENTION = (("retained", "retained in L1", "d"), ("regained", "lost, in L1 aga
 _GLOSSARY = (
     ("matched at enqueue", "prompt tokens that L1 could have given when the request arrived."),
     ("retention", "what became of exactly those tokens until they were used: retained (the very pages), or "
-     "lost and then in L1 again through others, restored, or recomputed."),
-    ("net L1 hit loss", "matched at enqueue minus matched at admission; negative where others added to it."),
+     "lost and then in L1 again by another request, restored, or recomputed."),
+    ("net L1 hit loss", "matched at enqueue minus matched at admission; negative if the match has grown."),
     ("source", "where each prompt token that a request has reached finally came from; each counts once."),
     ("hot, cold", "at least half of the prompt lay in leading pages that earlier requests had, as prompt or "
      "as answer; the rest."),

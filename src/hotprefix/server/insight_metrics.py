@@ -52,7 +52,7 @@ TEXTS = {
         "refresh_touches": "Prefixes touched by refresh passes.",
         "retained_tokens": "Tokens in L1 on arrival whose very pages were still there at their use.",
         "lost_waiting_tokens": "Tokens in L1 on arrival whose pages L1 gave up before their use.",
-        "lost_regained_tokens": "Lost tokens: in L1 again, computed or restored for others.",
+        "lost_regained_tokens": "Lost tokens: in L1 again, computed or restored for another request.",
         "lost_host_tokens": "Lost tokens: restored from L2.",
         "lost_storage_tokens": "Lost tokens: restored from L3.",
         "lost_recomputed_tokens": "Lost tokens: computed by the request itself.",

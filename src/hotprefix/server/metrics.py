@@ -192,7 +192,7 @@ def _own(stats: EngineStats) -> Iterator[Metric]:
         ("generated_tokens", "Output tokens.", stats.generated_tokens),
         ("steps", "Forward passes.", stats.steps),
         ("retractions", "Running generations put back to wait.", stats.retractions),
-        ("evicted_pages", "Cached pages given up for others.", stats.evicted_pages),
+        ("evicted_pages", "Cached pages given up for other pages.", stats.evicted_pages),
     ):
         yield CounterMetricFamily(f"hotprefix_{name}", text, value=value)
 
