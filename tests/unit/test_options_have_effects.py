@@ -35,7 +35,7 @@ from hotprefix.kernel.config import (
     TierConfig,
     Write,
 )
-from hotprefix.records import open as records
+from hotprefix.records import open_recorder as records
 from hotprefix.server.config import ServerConfig
 from tests.support.drive import Driver
 from tests.support.fake import VOCAB
