@@ -31,8 +31,9 @@ from hotprefix.engine.config import EngineConfig
 from hotprefix.lab.cost.model import CostModel
 from hotprefix.lab.sim.simulate import Replay, simulate
 from hotprefix.lab.trace.open_trace import open_trace
-from hotprefix.records.derive import Derivation, RequestRow
+from hotprefix.records.derive import Derivation
 from hotprefix.records.read_log import ReadReport, read_log
+from hotprefix.records.request_row import RequestRow
 
 PREFIXES, PREFIX_TOKENS, OWN_TOKENS, OUTPUTS = 6, 256, (48, 160), (16, 96)
 LEAVES = 0.07  # share of clients that leave after a few tokens

@@ -12,8 +12,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hotprefix.records.derive import RequestRow
 from hotprefix.records.log_summary import LONG_WINDOW_S, QUANTILES, WINDOW_S, Group, Summary
+from hotprefix.records.request_row import RequestRow
 from hotprefix.report.figure_text import DASH, seconds, whole
 from hotprefix.report.html_page import render_page
 from hotprefix.report.inspect_charts import chain, lines

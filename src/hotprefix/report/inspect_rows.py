@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from hotprefix.errors import InputError
-from hotprefix.records.derive import RequestRow
+from hotprefix.records.request_row import RequestRow
 
 SUMS: Final = ("cached", "reached", "lost")
 COLUMNS: Final = (*(f.name for f in dataclasses.fields(RequestRow)), *SUMS)
