@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, Literal
 
+from hotprefix.definitions import GROUPS
 from hotprefix.errors import ConfigError
 
 Better = Literal["lower", "higher", "neither"]
-GROUPS: Final = ("hot", "cold")
 _COUNT_ALL: Final = frozenset({
     "requests", "finished", "unfinished", "rejected", "finished_share", "good_requests", "slo_share",
     "goodput_rps", "worst_instance_slo_share",
