@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hotprefix.lab.live.against import STANDARD_ERRORS, Believed
-from hotprefix.lab.live.compare import METHOD, Level
+from hotprefix.lab.live.compare import Level
+from hotprefix.lab.table_math import PERCENTILE_METHOD
 from hotprefix.report.figure_text import DASH, seconds
 from hotprefix.report.html_page import render_page
 
@@ -161,7 +162,7 @@ def _parts(found: Believed) -> dict[str, object]:
                                  "comes on top"),
         ("clock", _CLOCKS[found.clock]),
         ("saturation", saturation),
-        ("percentiles", f"method {METHOD!r}; with few requests a p95 is close to the largest"),
+        ("percentiles", f"method {PERCENTILE_METHOD!r}; with few requests a p95 is close to the largest"),
         ("version", found.version),
     ]  # fmt: skip
     return {
