@@ -32,8 +32,9 @@ from hotprefix.engine.config import EngineConfig
 from hotprefix.lab.sim.replay import Replay
 from hotprefix.lab.sim.simulate import simulate
 from hotprefix.lab.trace.open_trace import open_trace
-from hotprefix.records.derive import Derivation, RequestRow
+from hotprefix.records.derive import Derivation
 from hotprefix.records.read_log import ReadReport, read_log
+from hotprefix.records.request_row import RequestRow
 from hotprefix.records.schema import Step
 
 PREFIXES, PREFIX_TOKENS, OWN_TOKENS, OUTPUTS = 6, 256, (48, 160), (16, 96)

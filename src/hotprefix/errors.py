@@ -8,6 +8,12 @@ with a 4xx. Every other error is a fault of hotprefix or of the machine (exit st
 from __future__ import annotations
 
 
+def shortened(value: object, most: int = 60) -> str:
+    """An offending value as a message shows it, in at most `most` characters."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 class HotprefixError(Exception):
     """Root of the tree."""
 

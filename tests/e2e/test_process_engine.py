@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
+from hotprefix.engine.child import Build
 from hotprefix.engine.client import AsyncEngine, EngineState, Supervision
 from hotprefix.engine.messages import Delta, Generate
 from hotprefix.engine.params import SamplingParams
-from hotprefix.engine.process import Build
 from hotprefix.errors import EngineDead, HotprefixError, ModelLoadError, QueueFull
 from hotprefix.kernel.plan import Finish
 from tests.support import loops

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hotprefix.engine.stores.envelope import VERSION
 from hotprefix.engine.stores.file import FileStore
-from hotprefix.engine.stores.frame import VERSION
 from tests.support.store_children import check_pages, disk_bytes, raw_page
 from tests.support.stores import key
 

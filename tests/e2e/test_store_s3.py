@@ -13,8 +13,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from hotprefix.engine.stores.base import Store
+from hotprefix.engine.stores.envelope import pack
 from hotprefix.engine.stores.errors import LinkError, Reason
-from hotprefix.engine.stores.frame import pack
 from hotprefix.engine.stores.open_store import open_store
 from hotprefix.engine.stores.worker import StoreWorker
 from hotprefix.engine.stores.worker_config import WorkerConfig
@@ -81,13 +81,13 @@ def reason_of(action: Any, *arguments: Any) -> Reason:
 def test_pages_come_back(endpoint: str) -> None:
     store = open_store(f"s3://pages/some/where?endpoint={endpoint}&timeout=20")
     put(store, 1, 2, 4)
-    frames = [pack(key(n), payload(n)) for n in (1, 2, 4)]
-    assert store.get(keys(1, 2, 3, 4)) == [frames[0], frames[1], None, frames[2]]
+    wrapped = [pack(key(n), payload(n)) for n in (1, 2, 4)]
+    assert store.get(keys(1, 2, 3, 4)) == [wrapped[0], wrapped[1], None, wrapped[2]]
     assert store.present(keys(1, 2, 3, 4)) == 2
     store.touch(keys(1))
     store.remove(key(2))
     store.remove(key(2))
-    assert store.get(keys(1, 2)) == [frames[0], None]
+    assert store.get(keys(1, 2)) == [wrapped[0], None]
     store.close()
     assert reason_of(store.get, keys(1)) is Reason.CLOSED
 
@@ -147,9 +147,9 @@ def test_a_page_of_another_version_is_replaced(endpoint: str) -> None:
     store = open_store(f"s3://pages/damaged?endpoint={endpoint}&timeout=20")
     worker = StoreWorker(store, WorkerConfig(page_bytes=PAGE, timeout_s=PATIENCE_S), on_ready=ready.set)
     put(store, 1)
-    framed = bytearray(pack(key(1), payload(1)))
-    framed[4] ^= 0x10
-    store.put(key(1), bytes(framed))
+    wrapped = bytearray(pack(key(1), payload(1)))
+    wrapped[4] ^= 0x10
+    store.put(key(1), bytes(wrapped))
     found = []
     for turn in range(2):
         worker.submit_put(key(1), payload(1))

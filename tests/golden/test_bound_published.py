@@ -12,9 +12,8 @@ import pytest
 from hotprefix.lab.bound.clairvoyant import clairvoyant
 from hotprefix.lab.bound.paths import Paths, read_paths
 from hotprefix.lab.bound.recency import fifo, lru
-from hotprefix.lab.trace.ideal import ideal
 from hotprefix.lab.trace.open_trace import open_trace
-from tests.support.traces import shared
+from tests.support.traces import ideal, shared
 
 CONVERSATION = "mooncake_fast25_conversation_b512.jsonl.gz"
 SYNTHETIC = "mooncake_fast25_synthetic_b512.jsonl.gz"

@@ -25,10 +25,10 @@ import pytest
 from kernel_loop import FakeExecutor, KernelLoop
 
 from hotprefix.bench.arms import INDEPENDENT
-from hotprefix.bench.bench_prompts import SyntheticMaterial
 from hotprefix.bench.drive import CountingExecutor, run_workload
 from hotprefix.bench.runner import PAGE, kernel_config
 from hotprefix.bench.workloads import CHURN_PAGES, Workload, burst, churn, fan_out, overlap
+from tests.support.material import SyntheticMaterial
 
 MATERIAL = SyntheticMaterial()
 

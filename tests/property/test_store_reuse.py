@@ -18,9 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hotprefix.engine.stores.envelope import HEADER_BYTES, pack
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason
 from hotprefix.engine.stores.file import MIN_QUOTA, FileStore
-from hotprefix.engine.stores.frame import HEADER_BYTES, pack
 from hotprefix.lab.sim.lower_tiers import Store as ModelStore
 from tests.support.stores import payload
 

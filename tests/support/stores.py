@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hotprefix.engine.stores.base import NOTHING
+from hotprefix.engine.stores.envelope import pack
 from hotprefix.engine.stores.errors import PageError, Reason
 from hotprefix.engine.stores.fetches import Fetched, FetchId
-from hotprefix.engine.stores.frame import pack
 from hotprefix.engine.stores.worker import StoreWorker
 from hotprefix.engine.stores.worker_config import WorkerConfig
 
@@ -69,10 +69,10 @@ class ScriptedStore:
         self.before_get(keys)
         return [self.pages.get(key) for key in keys][: self.short]
 
-    def put(self, key: bytes, framed: bytes) -> None:
+    def put(self, key: bytes, wrapped: bytes) -> None:
         self.puts.append(key)
         self.before_put(key)
-        self.pages[key] = framed
+        self.pages[key] = wrapped
 
     def present(self, keys: Sequence[bytes]) -> int:
         found = [key in self.pages for key in keys]

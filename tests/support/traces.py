@@ -6,17 +6,25 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hotprefix.commands.trace import FOLDER_VARIABLE
+from hotprefix.lab.trace.ideal import EndlessCache, Ideal
 from hotprefix.lab.trace.kvtester import COLUMNS
 from hotprefix.lab.trace.published import find
+from hotprefix.lab.trace.trace_request import Trace
 
 BESIDE = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
+
+
+def ideal(trace: Trace) -> Iterator[Ideal]:
+    """For each request, what an endless cache would have reused, and how hot its first block was."""
+    cache = EndlessCache(trace.block_size)
+    return (cache.add(request) for request in trace)
 
 
 def shared(name: str) -> Path:

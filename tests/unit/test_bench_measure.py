@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 
 from hotprefix.bench.arms import DEFAULT, INDEPENDENT, Arm
-from hotprefix.bench.bench_prompts import SyntheticMaterial
 from hotprefix.bench.bench_summary import Summary, WorkloadResult, summarise
 from hotprefix.bench.drive import BenchError, CountingExecutor, run_workload
 from hotprefix.bench.request_costs import Record, counts, required, timings
@@ -20,6 +19,7 @@ from hotprefix.engine.params import SamplingParams
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Capabilities
 from hotprefix.kernel.plan import Chunk, Finish, StepPlan
+from tests.support.material import SyntheticMaterial
 
 MATERIAL = SyntheticMaterial()
 

@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 
 from hotprefix.bench.arms import arms, baseline
-from hotprefix.bench.bench_prompts import SyntheticMaterial
 from hotprefix.bench.bench_summary import Figure, Setup, Summary, summarise
+from hotprefix.bench.figure_cells import Cell, change, factor, spread
+from hotprefix.bench.page import render
 from hotprefix.bench.request_costs import Record
-from hotprefix.bench.table import print_workload
+from hotprefix.bench.terminal_tables import print_workload
 from hotprefix.bench.workloads import QUICK, Name, build
-from hotprefix.report.bench import render
-from hotprefix.report.figure_text import Cell, change, factor, seconds, spread, whole
+from hotprefix.report.figure_text import seconds, whole
 from hotprefix.report.svg import Bar, bar_panel, extent
+from tests.support.material import SyntheticMaterial
 
 VOID = {"meta", "br", "rect", "line", "circle"}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hotprefix.bench.arms import DEFAULT, INDEPENDENT, NO_CACHE, PAIRS, arms, baseline
-from hotprefix.bench.bench_prompts import Material, SyntheticMaterial, TextMaterial
+from hotprefix.bench.bench_prompts import Material, TextMaterial
 from hotprefix.bench.workloads import FULL, QUICK, Name, Workload, build
 from hotprefix.kernel.config import Flight
+from tests.support.material import SyntheticMaterial
 
 PAGE = 16
 

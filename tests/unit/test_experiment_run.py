@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,28 +21,12 @@ from hotprefix.lab.experiment.load import Changes, load
 from hotprefix.lab.experiment.one_run import run
 from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.lab.experiment.run_plan import Plan, plan
-from hotprefix.lab.experiment.sweep import Task, Watch, attempt
 from hotprefix.lab.sim.arrivals import Loop
+from tests.support.experiments import in_this_process, tiny
 
-FILE = """
-name = "tiny"
-question = "Does eviction matter?"
-baseline = "lru"
-seeds = 2
-cost = "llama-3.1-8b.1xh100.fp8"
-bound = true
-[trace]
-generate = "churn"
-[trace.params]
-prompts = 6
-rounds = 3
-prompt = 256
-output = 4
-every_s = 31.0
-[capacity]
-size = 1024
-[factors]
-"kernel.eviction" = ["lru", "lfu"]
+FILE = tiny(
+    top="bound = true",
+    more="""
 [[conditions]]
 name = "tight"
 [[conditions]]
@@ -56,7 +40,8 @@ kind = "null"
 arm = "lfu"
 condition = "wide"
 equal = [{ metric = "computed_tokens", amount = 0.0 }]
-"""
+""",
+)
 QUIET = Console(quiet=True, stderr=True)
 
 
@@ -64,16 +49,6 @@ QUIET = Console(quiet=True, stderr=True)
 def path(tmp_path: Path) -> Path:
     (tmp_path / "tiny.toml").write_text(FILE)
     return tmp_path / "tiny.toml"
-
-
-def in_this_process(
-    tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch, meanwhile: Callable[[], None] | None = None
-) -> None:
-    """The sweep without its processes (test_experiment_sweep has those)."""
-    if meanwhile is not None:
-        meanwhile()
-    for task in tasks:
-        watch.ended(task, attempt(task, out, lambda done: None))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,9 +13,9 @@ from hotprefix.errors import InputError
 from hotprefix.lab.buckets import buckets
 from hotprefix.lab.paired_sections import Run
 from hotprefix.lab.sim.rows import LINK_COLUMNS, REQUEST_COLUMNS, WINDOW_COLUMNS
-from hotprefix.records.derive import RequestRow
 from hotprefix.records.log_summary import summarize
 from hotprefix.records.recorder import Recorder, RecordOptions
+from hotprefix.records.request_row import RequestRow
 from hotprefix.report.inspect import inspect_log
 from tests.support.observed import program, run
 

@@ -24,6 +24,7 @@ from hotprefix.lab.interval import Paired, difference
 from hotprefix.lab.power import MOST, sections_of, seeds_to_decide
 from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Outcome, decide
+from tests.support.experiments import in_this_process, tiny
 from tests.support.tables import run
 
 SLO = Slo(ttft_s=3.0)
@@ -126,32 +127,15 @@ def test_what_more_seeds_cannot_decide_has_no_number() -> None:
     assert MOST >= 1000
 
 
-FILE = """
-name = "tiny"
-question = "Does eviction matter?"
-baseline = "lru"
-seeds = 2
-cost = "llama-3.1-8b.1xh100.fp8"
-[trace]
-generate = "churn"
-[trace.params]
-prompts = 6
-rounds = 3
-prompt = 256
-output = 4
-every_s = 31.0
-[capacity]
-size = 1024
-[factors]
-"kernel.eviction" = ["lru", "lfu"]
+FILE = tiny("""
 [[hypotheses]]
-id = "CLAIM"
+id = "equal"
 claim = "They are equal."
 kind = "null"
 arm = "lfu"
 condition = "all"
 equal = [{ metric = "METRIC", amount = 0.0 }]
-"""
+""")
 
 
 @pytest.fixture
@@ -162,9 +146,8 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def here(
         tasks: Sequence[Task], out: Path, *, jobs: int, watch: Watch, meanwhile: Callable[[], None] | None
     ) -> None:
-        for task in tasks:
-            seeds.append(task.seed)  # type: ignore[attr-defined]
-            watch.ended(task, attempt(task, out, lambda done: None))
+        seeds.extend(task.seed for task in tasks)  # type: ignore[attr-defined]
+        in_this_process(tasks, out, jobs=jobs, watch=watch, meanwhile=meanwhile)
 
     monkeypatch.setattr("hotprefix.lab.experiment.one_run.sweep", here)
     return seeds
@@ -172,7 +155,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def written(folder: Path, metric: str) -> Path:
     path = folder / "tiny.toml"
-    path.write_text(FILE.replace("METRIC", metric).replace("CLAIM", "equal"))
+    path.write_text(FILE.replace("METRIC", metric))
     return path
 
 

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from hotprefix.definitions import Slo
+from hotprefix.definitions import GROUPS, Slo
 from hotprefix.errors import ConfigError
 from hotprefix.lab.buckets import buckets
-from hotprefix.lab.metric_names import GROUPS, METRICS, REQUEST_METRICS, known
+from hotprefix.lab.metric_names import METRICS, REQUEST_METRICS, known
 from hotprefix.lab.paired_sections import Run
 from hotprefix.lab.replay_metrics import beyond_horizon, metrics
 from hotprefix.lab.table_math import Floats, percentiles

@@ -14,13 +14,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hotprefix.definitions import Slo
+from hotprefix.engine.link_totals import Copied
 from hotprefix.engine.messages import (
     EngineStats,
     Fared,
     Generate,
     HotPrefix,
     Insight,
-    Links,
     Observed,
     Outcomes,
 )
@@ -62,7 +62,7 @@ def numbered(start: int = 10_001) -> tuple[Insight, Iterator[int]]:
     return filled(
         Insight, l2=filled(Occupancy), throughput=tuple(filled(Throughput, window_s=w) for w in (30, 300)),
         kernel=filled(Counters), host=filled(HostCounters), prefetch=filled(PrefetchCounters), store=store,
-        links=filled(Links), groups=(filled(FrameCount), filled(FrameCount)),
+        links=filled(Copied), groups=(filled(FrameCount), filled(FrameCount)),
         observed=filled(Observed, failed=None, sink_failed="ValueError: x"),
         hottest=(HotPrefix("aa", -1, 0, 16, 2),),
         queue=filled(Queue, head=filled(Head, request="r1", hindrance=Hindrance.PAGES)),

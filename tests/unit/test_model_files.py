@@ -12,7 +12,7 @@ import torch
 from gguf_models import WIDE, write_gguf
 from tiny_models import Sequencer, executor_for, reference_model, run, save
 
-from hotprefix.engine.model import convert, files, loader, store
+from hotprefix.engine.model import convert, files, loader, user_cache
 from hotprefix.engine.model.convert import load_gguf
 from hotprefix.engine.model.files import ModelFiles, resolve_model
 from hotprefix.engine.model.loader import choose_device, choose_dtype, load_model
@@ -216,7 +216,7 @@ def test_atomic_write_keeps_the_old_file_on_failure(tmp_path: Path) -> None:
     target.write_bytes(b"old")
 
     def interrupted() -> None:
-        with store.atomic_write(target) as out:
+        with user_cache.atomic_write(target) as out:
             out.write(b"new")
             raise KeyboardInterrupt
 

@@ -18,7 +18,7 @@ from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.replay import Replay
 from hotprefix.lab.sim.simulate import IdealBroken, simulate
-from hotprefix.lab.trace.ideal import EndlessCache, ideal
+from hotprefix.lab.trace.ideal import EndlessCache
 from hotprefix.lab.trace.open_trace import open_trace
 from hotprefix.lab.trace.problems import BadTrace
 from hotprefix.lab.trace.write_trace import write_trace
@@ -26,6 +26,7 @@ from hotprefix.records.recorder import Recorder, RecordOptions
 from tests.support.engine import Clock, fake_loop
 from tests.support.fake import VOCAB
 from tests.support.replays import price
+from tests.support.traces import ideal
 
 KEY = bytes(range(32))
 QUICK = price(

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from text_models import CHATML, toy
 
+from hotprefix.engine.child import Driver, Inbox
 from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams, StructuredOutput
 from hotprefix.engine.pipe_records import Abort, Control, Deltas, FromChild, Reply, Submit
-from hotprefix.engine.process import Driver, Inbox
 from hotprefix.engine.sampling.structured import Compiler, Constraint, Vocabulary
 from hotprefix.errors import InputError
 from hotprefix.kernel.plan import Finish

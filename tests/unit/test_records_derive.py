@@ -14,11 +14,13 @@ import pytest
 from hotprefix.kernel import events as ev
 from hotprefix.kernel.sources import Use
 from hotprefix.records import schema as sc
-from hotprefix.records.derive import Derivation, RequestRow
+from hotprefix.records.derive import Derivation
 from hotprefix.records.log_summary import summarize
+from hotprefix.records.of_event import of_event
 from hotprefix.records.percentiles import Sketch
 from hotprefix.records.read_log import ReadReport, read_log
 from hotprefix.records.recorder import Recorder, RecordOptions
+from hotprefix.records.request_row import RequestRow
 from tests.support.fake import VOCAB
 from tests.support.observed import WatchedDriver, program, run
 
@@ -41,7 +43,7 @@ class Lists(Recorder):
 
     def put(self, item: object) -> None:
         if isinstance(item, ev.Event):
-            item = sc.of_event(item)
+            item = of_event(item)
         self.records.append(item if isinstance(item, sc.Record) else item())  # type: ignore[operator]
 
     @property

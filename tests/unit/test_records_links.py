@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hotprefix.engine.link_totals import LinkTotal, link_totals
-from hotprefix.engine.messages import Generate, Links
+from hotprefix.engine.link_totals import Copied, LinkTotal, link_totals
+from hotprefix.engine.messages import Generate
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.stores.breaker import BreakerState
 from hotprefix.engine.stores.errors import Reason
@@ -34,7 +34,7 @@ def stats(pages: int, size: int, seconds: float, **failures: int) -> LinkStats:
 def test_a_link_that_is_not_there_is_absent() -> None:
     host = HostCounters(saved=3, restored=2)
     assert link_totals(host, None, None) == {}
-    assert link_totals(host, Links(30, 0.5, 20, 0.25), None) == {
+    assert link_totals(host, Copied(30, 0.5, 20, 0.25), None) == {
         "device_to_host": LinkTotal(3, 30, 0.5), "host_to_device": LinkTotal(2, 20, 0.25),
     }  # fmt: skip
     store: Any = SimpleNamespace(read=stats(5, 50, 1.0, timeout=2), write=stats(7, 70, 2.0))
@@ -82,7 +82,7 @@ def test_records_add_up_to_the_totals(tmp_path: Path, suffix: str) -> None:
 def test_the_loop_tells_of_links_now_and_then_and_at_the_end() -> None:
     recorder = Lists()
     loop, executor, clock = fake_loop(observer=recorder)
-    links = Links()
+    links = Copied()
     loop._host = SimpleNamespace(links=links)  # type: ignore[assignment]
     execute = executor.execute
 

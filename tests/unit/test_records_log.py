@@ -21,6 +21,7 @@ from hotprefix.kernel.request import Namespace
 from hotprefix.records import schema as sc
 from hotprefix.records.event_log import EventLog
 from hotprefix.records.fingerprint import Fingerprinter, load_key
+from hotprefix.records.of_event import OF_EVENT, of_event
 from hotprefix.records.open_recorder import open_recorder
 from hotprefix.records.parts import parts_of
 from hotprefix.records.read_log import BadLine, ReadReport, read_log
@@ -54,7 +55,7 @@ def read(path: Path, **options: Any) -> list[sc.Record]:
 
 def test_every_kind_of_event_has_a_record() -> None:
     classes = {c for c in vars(ev).values() if isinstance(c, type) and issubclass(c, ev.Event)}
-    assert classes - {ev.Event} == set(sc.OF_EVENT)
+    assert classes - {ev.Event} == set(OF_EVENT)
     for kind in sc.KINDS:
         assert "k" in kind.__annotations__, kind
 
@@ -67,7 +68,7 @@ def test_a_log_says_what_happened_in_order(tmp_path: Path, suffix: str) -> None:
     assert isinstance(records[0], sc.Header)
     assert records[0].config["total_pages"] == driver.config.total_pages
     beside = (sc.Header, sc.RequestInfo, sc.End)
-    told = [sc.of_event(e) for e in seen]
+    told = [of_event(e) for e in seen]
     assert [r for r in records if not isinstance(r, beside)] == [r for r in told if not isinstance(r, beside)]
     count = Counter(type(r) for r in records)
     assert count[sc.RequestInfo] == count[sc.Enqueue] + count[sc.Reject]

@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from hotprefix.commands.replay import replay
 from hotprefix.errors import InputError
 from hotprefix.lab.experiment.load import shipped
-from tests.unit.test_experiment_run import FILE, in_this_process
+from tests.support.experiments import in_this_process
+from tests.unit.test_experiment_run import FILE
 
 app = typer.Typer()
 app.command()(replay)

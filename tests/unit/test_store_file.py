@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from hotprefix.engine.stores.envelope import HEADER_BYTES, VERSION, pack
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason
 from hotprefix.engine.stores.file import MIN_QUOTA, FileStore
-from hotprefix.engine.stores.frame import HEADER_BYTES, VERSION, pack
 from tests.support.stores import key, keys
 
 SIZE = 100_000

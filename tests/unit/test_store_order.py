@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hotprefix.engine.stores.breaker import BreakerConfig, BreakerState
+from hotprefix.engine.stores.envelope import HEADER_BYTES, VERSION, pack
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason
 from hotprefix.engine.stores.file import MIN_QUOTA, FileStore
-from hotprefix.engine.stores.frame import HEADER_BYTES, VERSION, pack
 from hotprefix.engine.stores.jobs import MAX_CHORES
 from tests.support.stores import PAGE, PATIENCE_S, Harness, ScriptedStore, key, keys, payload
 
@@ -31,10 +31,10 @@ class Told(ScriptedStore):
         self.gate.set()
         self.inside = threading.Semaphore(0)
 
-    def put(self, key: bytes, framed: bytes) -> None:
+    def put(self, key: bytes, wrapped: bytes) -> None:
         self.inside.release()
         self.gate.wait(PATIENCE_S)
-        super().put(key, framed)
+        super().put(key, wrapped)
         self.told.append(("put", key))
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -59,8 +59,8 @@ class LruServer(Told):
         self.limit = pages
         self.pages: OrderedDict[bytes, bytes] = OrderedDict()
 
-    def put(self, key: bytes, framed: bytes) -> None:
-        super().put(key, framed)
+    def put(self, key: bytes, wrapped: bytes) -> None:
+        super().put(key, wrapped)
         self.pages.move_to_end(key)
         if len(self.pages) > self.limit:
             self.pages.popitem(last=False)

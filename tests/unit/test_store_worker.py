@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hotprefix.engine.stores.breaker import BreakerConfig, BreakerState
+from hotprefix.engine.stores.envelope import pack
 from hotprefix.engine.stores.errors import LinkError, Reason
-from hotprefix.engine.stores.frame import pack
 from hotprefix.engine.stores.worker_config import WorkerConfig
 from hotprefix.errors import ConfigError, ProtocolError
 from tests.support.stores import PAGE, PATIENCE_S, Harness, ScriptedStore, key, keys, payload
@@ -65,14 +65,14 @@ def test_the_run_ends_before_the_first_absent_page(make: Any, batch: int, short:
 
 
 def damaged(number: int, reason: Reason) -> bytes:
-    framed = pack(key(number), payload(number))
+    wrapped = pack(key(number), payload(number))
     if reason is Reason.WRONG_LENGTH:
         return pack(key(number), payload(number, PAGE - 1))
     return {
-        Reason.TRUNCATED: framed[:-1],
-        Reason.CORRUPTED: framed[:-1] + bytes([framed[-1] ^ 1]),
+        Reason.TRUNCATED: wrapped[:-1],
+        Reason.CORRUPTED: wrapped[:-1] + bytes([wrapped[-1] ^ 1]),
         Reason.WRONG_KEY: pack(key(99), payload(99)),
-        Reason.FOREIGN_VERSION: framed[:4] + b"\x09" + framed[5:],
+        Reason.FOREIGN_VERSION: wrapped[:4] + b"\x09" + wrapped[5:],
     }[reason]
 
 
@@ -532,10 +532,10 @@ def test_link_bytes_are_bytes_moved(make: Any) -> None:
     h.fetch("a", 1, 2, 3)
     h.store.pages[key(2)] = b"rubbish"
     h.fetch("b", 1, 2, 3)
-    frame = len(pack(key(1), payload(1)))
+    wrapped = len(pack(key(1), payload(1)))
     stats = h.worker.stats()
-    assert (stats.write.pages, stats.write.bytes) == (3, 3 * frame)
-    assert (stats.read.pages, stats.read.bytes) == (5, 5 * frame + len(b"rubbish"))
+    assert (stats.write.pages, stats.write.bytes) == (3, 3 * wrapped)
+    assert (stats.read.pages, stats.read.bytes) == (5, 5 * wrapped + len(b"rubbish"))
 
 
 def test_seconds_are_the_stores(make: Any) -> None:

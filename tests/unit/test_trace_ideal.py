@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotprefix.lab.trace.ideal import EndlessCache, Ideal, ideal
+from hotprefix.lab.trace.ideal import EndlessCache, Ideal
 from hotprefix.lab.trace.info import info
 from hotprefix.lab.trace.trace_request import TraceRequest
+from tests.support.traces import ideal
 from tests.unit.test_trace_canonical import ids, made, request
 
 

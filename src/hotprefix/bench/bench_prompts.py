@@ -85,19 +85,3 @@ class TextMaterial:
         while len(head) < room:
             head += filler
         return tuple((head[:room] + end)[:tokens])
-
-
-class SyntheticMaterial:
-    """Ids without a tokenizer: a function of (namespace, position), in [0, vocab)."""
-
-    def __init__(self, vocab: int = 50_000) -> None:
-        self._vocab = vocab
-
-    def _ids(self, tokens: int, *key: object) -> Ids:
-        return tuple(_digest(*key, at) % self._vocab for at in range(tokens))
-
-    def document(self, namespace: str, tokens: int) -> Ids:
-        return self._ids(tokens, "document", namespace)
-
-    def question(self, namespace: str, number: int, tokens: int) -> Ids:
-        return self._ids(tokens, "question", namespace, number)

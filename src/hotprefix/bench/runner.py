@@ -25,13 +25,13 @@ from hotprefix.bench.arms import DEFAULT, Arm, arms, baseline
 from hotprefix.bench.bench_prompts import Material
 from hotprefix.bench.bench_summary import Setup, Summary, WorkloadResult, summarise
 from hotprefix.bench.drive import CountingExecutor, Loop, run_workload
+from hotprefix.bench.page import render
 from hotprefix.bench.request_costs import Record
-from hotprefix.bench.table import print_workload
+from hotprefix.bench.terminal_tables import print_workload
 from hotprefix.bench.workloads import FULL, QUICK, Name, Workload, build, burst
 from hotprefix.engine.executor import Executor
 from hotprefix.errors import InputError
 from hotprefix.kernel.config import KernelConfig
-from hotprefix.report.bench import render
 
 PAGE = 16
 PAGES = 640  # the largest wave, 8 prompts of 927 with 128 outputs, fits without any sharing (8 x 66 pages)

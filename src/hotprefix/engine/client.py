@@ -23,9 +23,10 @@ from enum import StrEnum
 from typing import Any, Self
 
 from hotprefix.engine import pipe_records
+from hotprefix.engine.child import Build
 from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate, Usage
 from hotprefix.engine.params import SamplingParams
-from hotprefix.engine.process import Build, EngineProcess
+from hotprefix.engine.process import EngineProcess
 from hotprefix.errors import EngineDead, HotprefixError
 from hotprefix.kernel.plan import Finish
 

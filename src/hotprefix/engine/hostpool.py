@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,22 +18,13 @@ import torch
 from torch import Tensor
 
 from hotprefix.engine.kvpool import KVPool
+from hotprefix.engine.link_totals import Copied
 from hotprefix.errors import ConfigError
 from hotprefix.kernel.plan import Copy, StepPlan
 
 Put = Callable[[bytes, bytes | None, bytes], object]
 Units = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class LinkCounters:
-    """Bytes and seconds per physical link of the host."""
-
-    saved_bytes: int = 0
-    saved_s: float = 0.0
-    restored_bytes: int = 0
-    restored_s: float = 0.0
 
 
 class HostPool:
@@ -51,7 +41,7 @@ class HostPool:
         self._put = put
         self.pages = pages
         self.page_bytes = len(self._layers) * self._width
-        self.links = LinkCounters()
+        self.links = Copied()
         try:
             self._memory: npt.NDArray[np.uint8] = np.empty((pages, self.page_bytes), dtype=np.uint8)
             self._memory.fill(0)  # the first touch costs many times a copy: not in a step

@@ -1,4 +1,5 @@
-"""What has passed over each physical link. Owns: `link_totals`, which metrics and the event log both read.
+"""What has passed over each physical link. Owns: `Copied`, what L2 counts, and `link_totals`, which metrics
+and the event log both read.
 
 Rules: a page counts on each link that it passes, so one from L3 to L1 counts on two. A link that does not
 exist is absent. Units: pages, bytes, seconds.
@@ -7,8 +8,9 @@ exist is absent. Units: pages, bytes, seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hotprefix.engine.stores.store_counters import StoreStats
 from hotprefix.kernel.cache.host import HostCounters
@@ -16,17 +18,14 @@ from hotprefix.kernel.cache.host import HostCounters
 NO_FAILURES: Mapping[str, int] = MappingProxyType({})
 
 
-class Copied(Protocol):
+@dataclass(slots=True)
+class Copied:
     """Bytes moved and seconds spent between L1 and L2."""
 
-    @property
-    def saved_bytes(self) -> int: ...
-    @property
-    def saved_s(self) -> float: ...
-    @property
-    def restored_bytes(self) -> int: ...
-    @property
-    def restored_s(self) -> float: ...
+    saved_bytes: int = 0
+    saved_s: float = 0.0
+    restored_bytes: int = 0
+    restored_s: float = 0.0
 
 
 class LinkTotal(NamedTuple):

@@ -29,7 +29,6 @@ from hotprefix.engine.messages import (
     FlushReport,
     Generate,
     Insight,
-    Links,
 )
 from hotprefix.engine.observe import LINKS_S, Observer, Wall
 from hotprefix.engine.params import SamplingParams
@@ -356,7 +355,6 @@ class EngineLoop:
         kernel, now = self.kernel, self._clock()
         status = kernel.status(now)
         host, prefetch = kernel.tier_counters
-        links = self._host.links if self._host is not None else None
         return Insight(
             parked=status.parked,
             tree_nodes=status.tree_nodes,
@@ -369,9 +367,7 @@ class EngineLoop:
             host=replace(host),
             prefetch=replace(prefetch),
             store=self._storage.stats() if self._storage is not None else None,
-            links=Links(links.saved_bytes, links.saved_s, links.restored_bytes, links.restored_s)
-            if links is not None
-            else None,
+            links=replace(self._host.links) if self._host is not None else None,
             plan_s=self._spent.plan_s,
             execute_s=self._spent.execute_s,
             commit_s=self._spent.commit_s,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hotprefix.definitions import Slo
 from hotprefix.engine.executor import TokenLogprob
+from hotprefix.engine.link_totals import Copied
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Throughput
 from hotprefix.engine.stores.store_counters import StoreStats
@@ -159,16 +160,6 @@ class HotPrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """Bytes moved and seconds spent between L1 and L2."""
-
-    saved_bytes: int = 0
-    saved_s: float = 0.0
-    restored_bytes: int = 0
-    restored_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """What observation itself did since the engine's start.
 
@@ -245,7 +236,7 @@ class Insight:
     host: HostCounters
     prefetch: PrefetchCounters
     store: StoreStats | None
-    links: Links | None
+    links: Copied | None
     plan_s: float
     execute_s: float
     commit_s: float

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from hotprefix.cost.model import CostModel
-from hotprefix.definitions import Slo
+from hotprefix.definitions import GROUPS, Slo
 from hotprefix.kernel.config import KernelConfig, Refresh
-from hotprefix.lab.metric_names import GROUPS, METRICS
+from hotprefix.lab.metric_names import METRICS
 
 Models = Mapping[str, Mapping[str, str]]
 """Part of the model -> the settings for which its figures are true (setting: value). A part that is absent is

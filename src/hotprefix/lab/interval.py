@@ -44,10 +44,9 @@ class Paired:
 
 
 def fewest(confidence: float) -> int:
-    """The fewest sections from which a level can be reached. With fewer, chance alone gives all of them one
-    sign too often: the n sections of two equal arms all have the same sign with a probability of 2 / 2**n.
-    At 95 %
-    that asks for 6 sections."""
+    """The fewest sections from which a level can be reached. With fewer, chance alone gives all of them
+    one sign too often: the n sections of two equal arms all have the same sign with a probability of 2 /
+    2**n. At 95 % that asks for 6 sections."""
     return math.ceil(1 - math.log2(1 - confidence) - _ROUNDING)
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, Literal
 
+from hotprefix.definitions import GROUPS
 from hotprefix.errors import ConfigError
 
 Better = Literal["lower", "higher", "neither"]
-GROUPS: Final = ("hot", "cold")
 _COUNT_ALL: Final = frozenset({
     "requests", "finished", "unfinished", "rejected", "finished_share", "good_requests", "slo_share",
     "goodput_rps", "worst_instance_slo_share",
@@ -99,7 +99,9 @@ REQUEST_METRICS: Final = (
     Metric("net_l1_hit_loss_tokens", "tokens", "lower", "match on arrival - match at admission"),
     Metric("net_l1_hit_loss_share", "share", "lower", "net loss / match on arrival"),
     Metric("retained_share", "share", "higher", "of the match on arrival: its very pages in L1 until used"),
-    Metric("regained_share", "share", "neither", "of the match on arrival: lost, in L1 again through others"),
+    Metric(
+        "regained_share", "share", "neither", "of the match on arrival: lost, in L1 again by another request"
+    ),
     Metric("restored_l2_share", "share", "neither", "of the match on arrival: lost, copied back from L2"),
     Metric("restored_l3_share", "share", "neither", "of the match on arrival: lost, fetched from L3"),
     Metric("recomputed_share", "share", "lower", "of the match on arrival: lost, computed by the request"),
@@ -115,7 +117,7 @@ REQUEST_METRICS: Final = (
         "computed_per_request", "tokens/request", "lower", "computed tokens / requests whose prefill is done"
     ),
     Metric("rework_tokens", "tokens", "lower", "positions computed again after a retraction"),
-    Metric("duplication_factor", "ratio", "lower", "computed / tokens nobody had computed before"),
+    Metric("duplication_factor", "ratio", "lower", "computed / tokens that no request had computed before"),
     Metric("retractions", "count", "lower", "times a running request was sent back to the queue"),
     Metric("failed_over", "requests", "lower", "requests that began again because their instance died"),
     Metric("available_share", "share", "neither", "prompt tokens the fleet knew of on the best instance"),

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from hotprefix.definitions import Slo
+from hotprefix.definitions import GROUPS, Slo
 from hotprefix.lab.basis import Models, absent, empty_group
-from hotprefix.lab.metric_names import GROUPS, METRICS
+from hotprefix.lab.metric_names import METRICS
 from hotprefix.lab.replay_metrics import last_moment, metrics, offered_span
 from hotprefix.lab.table_math import Figures
 

@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hotprefix.kernel.events import Event
+from hotprefix.records.of_event import of_event
 from hotprefix.records.parts import Part, next_number, open_part, part_path
-from hotprefix.records.schema import Dropped, Header, Record, of_event
+from hotprefix.records.schema import Dropped, Header, Record
 
 log = logging.getLogger(__name__)
 

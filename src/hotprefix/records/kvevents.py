@@ -238,8 +238,8 @@ class KVPublisher:
         frames = self._replay.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
             return
-        who, empty, first = frames
+        asker, empty, first = frames
         for sequence, payload in list(self._buffer):
             if sequence >= first:
-                self._replay.send_multipart((who, empty, self._topic, sequence, payload))
-        self._replay.send_multipart((who, empty, b"", END, b""))
+                self._replay.send_multipart((asker, empty, self._topic, sequence, payload))
+        self._replay.send_multipart((asker, empty, b"", END, b""))

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotprefix.definitions import EDGES, GROUPS, bucket, buckets_of
-from hotprefix.records.derive import Derivation, LinkSum, RequestRow, Totals
+from hotprefix.records.derive import Derivation, LinkSum, Totals
 from hotprefix.records.percentiles import Sketch
 from hotprefix.records.read_log import ReadReport, read_log
+from hotprefix.records.request_row import RequestRow
 from hotprefix.records.schema import Header, Prefill, Step
 
 WINDOW_S = 30

@@ -29,7 +29,8 @@ from hotprefix.records.event_log import EventLog
 from hotprefix.records.fingerprint import Fingerprinter
 from hotprefix.records.heat import MAX_PAGES, Heat
 from hotprefix.records.kvevents import KVPublisher, PageEvents
-from hotprefix.records.schema import Header, Link, Record, RequestInfo, end
+from hotprefix.records.of_event import end
+from hotprefix.records.schema import Header, Link, Record, RequestInfo
 
 if TYPE_CHECKING:
     from hotprefix.records.spans import Spans

@@ -1,4 +1,4 @@
-"""The event log's records. Owns: every kind of record, its fields, and how a kernel event becomes one.
+"""The event log's records. Owns: every kind of record and its fields.
 
 Rules:
 1. The schema is 2. Schema 1 is refused: it lacked the names of pages, answers and arrivals, and its figures
@@ -13,12 +13,8 @@ Rules:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from hotprefix.kernel import events as ev
-from hotprefix.kernel.plan import Finish
 
 SCHEMA: Literal[2] = 2
 
@@ -336,84 +332,6 @@ KINDS: tuple[type[Record], ...] = (
     PrefillStart, Prefill, PrefillDone, FirstToken, End, Reject, Retract, Publish, Evict, Flush, Stall, Step,
     Link, Dropped,
 )  # fmt: skip
-
-
-def _same(kind: type[Record]) -> Callable[[Any], Record]:
-    """A function that makes a record whose fields have the names and values of an event's."""
-    names = [f.name for f in dataclasses.fields(kind) if f.name not in ("k", "t")]
-    return lambda event: kind(t=event.now, **{name: getattr(event, name) for name in names})
-
-
-def end(event: ev.Finished, answer: list[str] | None = None) -> End:
-    """The record of a request's end. answer: see `End`."""
-    totals: dict[str, int] = {}
-    if event.ran:
-        totals = {
-            "device": event.cached - event.host - event.storage, "host": event.host,
-            "storage": event.storage, "computed": event.computed, "recomputed": event.recomputed,
-        }  # fmt: skip
-    return End(
-        t=event.now, k="abort" if event.reason is Finish.ABORT else "finish", request=event.request,
-        reason=event.reason.value, outputs=event.outputs, retractions=event.retractions, answer=answer,
-        **totals,
-    )  # fmt: skip
-
-
-def _prefill(event: ev.Prefilled) -> Record:
-    return Prefill(
-        t=event.now, request=event.request, start=event.start, stop=event.stop,
-        taken=[(part.start, part.stop, part.source.value, part.same) for part in event.taken],
-        **event.use._asdict(),
-    )  # fmt: skip
-
-
-def _restore_start(event: ev.RestoreStarted) -> Record:
-    return RestoreStart(
-        t=event.now, request=event.request, first=event.first, l1=list(event.pages),
-        fetches=list(event.fetches),
-    )  # fmt: skip
-
-
-def _publish(event: ev.Published) -> Record:
-    return Publish(
-        t=event.now, request=event.request, first=event.first, l1=list(event.pages), planned=event.planned
-    )
-
-
-def _stall(event: ev.Stalled) -> Record:
-    s = event.stall
-    return Stall(
-        t=event.now, request=s.head, need=s.need, free=s.free, evictable=s.evictable,
-        protected=s.protected, owned=s.owned, capacity=s.capacity,
-    )  # fmt: skip
-
-
-OF_EVENT: dict[type[ev.Event], Callable[[Any], Record]] = {
-    ev.Enqueued: _same(Enqueue),
-    ev.Admitted: _same(Admit),
-    ev.FetchStarted: _same(FetchStart),
-    ev.FetchJoined: _same(FetchJoin),
-    ev.FetchEnded: _same(FetchDone),
-    ev.RestoreStarted: _restore_start,
-    ev.RestoreDone: _same(RestoreDone),
-    ev.PrefillStarted: _same(PrefillStart),
-    ev.Prefilled: _prefill,
-    ev.PrefillDone: _same(PrefillDone),
-    ev.FirstToken: _same(FirstToken),
-    ev.Finished: end,
-    ev.Rejected: _same(Reject),
-    ev.Retracted: _same(Retract),
-    ev.Published: _publish,
-    ev.Evicted: lambda event: Evict(t=event.now, l1=list(event.pages)),
-    ev.Flushed: _same(Flush),
-    ev.Stalled: _stall,
-    ev.Stepped: _same(Step),
-}
-
-
-def of_event(event: ev.Event) -> Record:
-    """The record of a kernel event."""
-    return OF_EVENT[type(event)](event)
 
 
 def values(record: Record) -> dict[str, Any]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from hotprefix.lab.live.against import STANDARD_ERRORS, Believed
-from hotprefix.lab.live.compare import METHOD, Level
+from hotprefix.lab.live.compare import Level
+from hotprefix.lab.table_math import PERCENTILE_METHOD
 from hotprefix.report.figure_text import DASH, seconds
+from hotprefix.report.html_page import render_page
 
 TITLE = "The simulator against the engine"
 DECISIONS = (
@@ -38,13 +39,12 @@ def to_json(found: Believed) -> str:
 
 def section(found: Believed) -> Markup:
     """A fragment for a page made from `page.html`: headings of level 2 and below."""
-    text = _environment().get_template("against_live_section.html").render(**_parts(found))
-    return Markup(text)
+    return Markup(render_page("against_live_section.html", **_parts(found)))
 
 
 def render(found: Believed) -> str:
     """A page of its own."""
-    return _environment().get_template("against_live.html").render(title=TITLE, section=section(found))
+    return render_page("against_live.html", title=TITLE, section=section(found))
 
 
 def print_tables(found: Believed, console: Console) -> None:
@@ -162,7 +162,7 @@ def _parts(found: Believed) -> dict[str, object]:
                                  "comes on top"),
         ("clock", _CLOCKS[found.clock]),
         ("saturation", saturation),
-        ("percentiles", f"method {METHOD!r}; with few requests a p95 is close to the largest"),
+        ("percentiles", f"method {PERCENTILE_METHOD!r}; with few requests a p95 is close to the largest"),
         ("version", found.version),
     ]  # fmt: skip
     return {
@@ -181,13 +181,3 @@ _CLOCKS = {
     "wall": "wall clock",
     "cpu": "the engine thread's processor time; waits are skipped (other programs used the machine)",
 }
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("hotprefix.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

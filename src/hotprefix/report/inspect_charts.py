@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from hotprefix.report.svg import WIDTH
+from hotprefix.report.svg import WIDTH, picture
 
 _HEIGHT = 120
 _PLOT = 84
@@ -36,7 +36,7 @@ def lines(name: str, series: Sequence[tuple[str, str, Sequence[float]]], labels:
     parts.append(
         f'<text class="value" x="{WIDTH}" y="{_HEIGHT - 3}" text-anchor="end">{escape(labels[1])}</text>'
     )
-    return _svg(name, _HEIGHT, parts)
+    return picture(name, _HEIGHT, parts)
 
 
 def _thinned(values: Sequence[float]) -> list[float]:
@@ -66,12 +66,4 @@ def chain(name: str, spans: Sequence[tuple[str, float]], top: float) -> str:
             f'<rect class="tone-{tone}" x="{x:.1f}" y="2" width="{max(width, 0.5):.1f}" height="12"/>'
         )
         x += width
-    return _svg(name, 16, parts)
-
-
-def _svg(name: str, height: int, parts: Sequence[str]) -> str:
-    return (
-        f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name)}">'
-        + "".join(parts)
-        + "</svg>"
-    )
+    return picture(name, 16, parts)

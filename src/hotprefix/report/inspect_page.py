@@ -10,12 +10,12 @@ import dataclasses
 from datetime import UTC, datetime
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hotprefix.records.derive import RequestRow
 from hotprefix.records.log_summary import LONG_WINDOW_S, QUANTILES, WINDOW_S, Group, Summary
+from hotprefix.records.request_row import RequestRow
 from hotprefix.report.figure_text import DASH, seconds, whole
+from hotprefix.report.html_page import render_page
 from hotprefix.report.inspect_charts import chain, lines
 from hotprefix.report.svg import Bar, bar_panel, extent
 
@@ -29,8 +29,8 @@ _RETENTION = (("retained", "retained in L1", "d"), ("regained", "lost, in L1 aga
 _GLOSSARY = (
     ("matched at enqueue", "prompt tokens that L1 could have given when the request arrived."),
     ("retention", "what became of exactly those tokens until they were used: retained (the very pages), or "
-     "lost and then in L1 again through others, restored, or recomputed."),
-    ("net L1 hit loss", "matched at enqueue minus matched at admission; negative where others added to it."),
+     "lost and then in L1 again by another request, restored, or recomputed."),
+    ("net L1 hit loss", "matched at enqueue minus matched at admission; negative if the match has grown."),
     ("source", "where each prompt token that a request has reached finally came from; each counts once."),
     ("hot, cold", "at least half of the prompt lay in leading pages that earlier requests had, as prompt or "
      "as answer; the rest."),
@@ -44,11 +44,8 @@ _GLOSSARY = (
 
 def render(s: Summary) -> str:
     """The report as one HTML document."""
-    env = Environment(
-        loader=PackageLoader("hotprefix.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return env.get_template("inspect.html").render(
+    return render_page(
+        "inspect.html",
         title="hotprefix inspect",
         lead=_lead(s),
         notes=_notes(s),

@@ -2,7 +2,7 @@
 
 Rules: a row is written when its request has ended, so memory does not grow with the log; a Parquet file is
 made from the finished CSV. What was not measured is empty (null). A file that exists is replaced only by a
-complete one. The columns are the fields of `records.derive.RequestRow`, in seconds and tokens, and its sums.
+complete one. The columns are the fields of `RequestRow`, in seconds and tokens, and its sums.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from hotprefix.errors import InputError
-from hotprefix.records.derive import RequestRow
+from hotprefix.records.request_row import RequestRow
 
 SUMS: Final = ("cached", "reached", "lost")
 COLUMNS: Final = (*(f.name for f in dataclasses.fields(RequestRow)), *SUMS)

@@ -54,11 +54,13 @@ def bar_panel(name: str, bars: Sequence[Bar], *, top: float, reference: float | 
     body = [_bar(b, _TOP + _ROW * i, scale) for i, b in enumerate(bars)]
     if reference is not None:
         body += [_mark(_n(reference * scale), _TOP + _ROW * i) for i in range(len(bars))]
-    return (
-        f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name)}">'
-        + "".join(body)
-        + "</svg>"
-    )
+    return picture(name, height, body)
+
+
+def picture(name: str, height: int, parts: Sequence[str]) -> str:
+    """An SVG of these parts, WIDTH wide. name: what a screen reader says."""
+    head = f'<svg class="bars" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name)}">'
+    return f"{head}{''.join(parts)}</svg>"
 
 
 def _bar(bar: Bar, y: int, scale: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from hotprefix.errors import shortened
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
 from hotprefix.server.schemas import Body
@@ -84,7 +85,10 @@ def _first_error(error: ValidationError, value: Any) -> ApiError:
         message, code = f"{path} is missing", "missing_required_parameter"
     else:
         text = first["msg"].removeprefix("Value error, ")
-        message, code = f"{path}={_short(first['input'])}: {text[0].lower()}{text[1:]}", "invalid_value"
+        message, code = (
+            f"{path}={shortened(first['input'], 80)}: {text[0].lower()}{text[1:]}",
+            "invalid_value",
+        )
     return ApiError(400, message, param=path, code=code)
 
 
@@ -98,8 +102,3 @@ def _path(location: tuple[Any, ...], value: Any, *, missing: bool) -> str:
             continue
         path.append(f"[{part}]" if isinstance(part, int) else f".{part}")
     return "".join(path).removeprefix(".")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from hotprefix.engine.link_totals import link_totals
 from hotprefix.engine.messages import Fared, Insight
 from hotprefix.engine.stores.breaker import BreakerState
-from hotprefix.engine.stores.store_counters import LinkStats, StoreStats
+from hotprefix.engine.stores.store_counters import StoreStats
 from hotprefix.kernel.cache.tier import Occupancy
 from hotprefix.kernel.plan import Hindrance, Queue
 from hotprefix.kernel.state.estimates import Predictions
@@ -52,7 +52,7 @@ TEXTS = {
         "refresh_touches": "Prefixes touched by refresh passes.",
         "retained_tokens": "Tokens in L1 on arrival whose very pages were still there at their use.",
         "lost_waiting_tokens": "Tokens in L1 on arrival whose pages L1 gave up before their use.",
-        "lost_regained_tokens": "Lost tokens: in L1 again, computed or restored for others.",
+        "lost_regained_tokens": "Lost tokens: in L1 again, computed or restored for another request.",
         "lost_host_tokens": "Lost tokens: restored from L2.",
         "lost_storage_tokens": "Lost tokens: restored from L3.",
         "lost_recomputed_tokens": "Lost tokens: computed by the request itself.",
@@ -84,7 +84,34 @@ TEXTS = {
         "threads": "The store's threads.",
     },
 }  # fmt: skip
+HEAD_PAGES = ("need", "shared", "owed", "free", "evictable", "protected", "owned", "capacity")
+OUTCOMES = ("good", "missed", "failed", "aborted", "refused")
 STORE_GAUGES = ("active_fetches", "reserved_bytes", "queued_puts", "queued_put_bytes", "threads")
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"hotprefix_{name}", text, value=value)
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"hotprefix_{name}", text, value=value)
+
+
+def counters(name: str, text: str, labels: str, values: Mapping[Any, float]) -> Metric:
+    """A counter with labels. labels: their names, between spaces. values: by the label's value, or by a tuple
+    of the labels' values."""
+    return _filled(CounterMetricFamily(f"hotprefix_{name}", text, labels=labels.split()), values)
+
+
+def gauges(name: str, text: str, labels: str, values: Mapping[Any, float]) -> Metric:
+    """As `counters`."""
+    return _filled(GaugeMetricFamily(f"hotprefix_{name}", text, labels=labels.split()), values)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[Any, float]) -> Metric:
+    for words, value in values.items():
+        family.add_metric(words if isinstance(words, tuple) else (words,), value)
+    return family
 
 
 def insight_metrics(insight: Insight) -> Iterator[Metric]:
@@ -113,202 +140,159 @@ def tier_pages(insight: Insight | None) -> Mapping[str, Occupancy]:
 def _queue(queue: Queue) -> Iterator[Metric]:
     """Absent while nothing waits, because an age of 0 would look like a measured one."""
     if queue.oldest is not None:
-        yield GaugeMetricFamily(
-            "hotprefix_oldest_wait_seconds",
+        yield gauge(
+            "oldest_wait_seconds",
             "Age of the request that waits longest for its first admission.",
-            value=queue.oldest,
+            queue.oldest,
         )
     head = queue.head
     if head is None:
         return
-    why = GaugeMetricFamily(
-        "hotprefix_queue_head_hindrance", "1 for why the head of the queue does not start.", labels=["reason"]
-    )
-    for reason in Hindrance:
-        why.add_metric([reason.value], float(head.hindrance is reason))
-    pages = GaugeMetricFamily(
-        "hotprefix_queue_head_pages",
-        "What the head of the queue needs, against L1's pages.",
-        labels=["pages"],
-    )
-    for name in ("need", "shared", "owed", "free", "evictable", "protected", "owned", "capacity"):
-        pages.add_metric([name], getattr(head, name))
-    waited = GaugeMetricFamily(
-        "hotprefix_queue_head_seconds", "Age of the head of the queue.", value=head.waited
-    )
-    yield from (why, pages, waited)
+    yield gauges(
+        "queue_head_hindrance", "1 for why the head of the queue does not start.", "reason",
+        {reason.value: float(head.hindrance is reason) for reason in Hindrance},
+    )  # fmt: skip
+    yield gauges(
+        "queue_head_pages", "What the head of the queue needs, against L1's pages.", "pages",
+        {name: getattr(head, name) for name in HEAD_PAGES},
+    )  # fmt: skip
+    yield gauge("queue_head_seconds", "Age of the head of the queue.", head.waited)
 
 
 def _goodput(fared: Fared) -> Iterator[Metric]:
     """Only for objectives that were given."""
-    objectives = GaugeMetricFamily(
-        "hotprefix_slo_seconds", "The objectives that requests are held against.", labels=["objective"]
-    )
-    for field in dataclasses.fields(fared.slo):
-        limit = getattr(fared.slo, field.name)
-        if limit is not None:
-            objectives.add_metric([field.name.removesuffix("_s")], limit)
-    ended = CounterMetricFamily(
-        "hotprefix_slo_requests", "Requests that ended or were refused, by heat; good: goodput.",
-        labels=["heat", "outcome"],
+    limits = {field.name.removesuffix("_s"): getattr(fared.slo, field.name)
+              for field in dataclasses.fields(fared.slo)}  # fmt: skip
+    yield gauges(
+        "slo_seconds", "The objectives that requests are held against.", "objective",
+        {name: limit for name, limit in limits.items() if limit is not None},
     )  # fmt: skip
-    late = CounterMetricFamily(
-        "hotprefix_slo_timeouts",
-        "Requests without a first token within the time-out, by heat.",
-        labels=["heat"],
-    )
-    for heat, outcomes in fared.groups.items():
-        for outcome in ("good", "missed", "failed", "aborted", "refused"):
-            ended.add_metric([heat, outcome], getattr(outcomes, outcome))
-        if outcomes.timeouts is not None:
-            late.add_metric([heat], outcomes.timeouts)
-    yield from (objectives, ended)
+    yield counters(
+        "slo_requests", "Requests that ended or were refused, by heat; good: goodput.", "heat outcome",
+        {(heat, name): getattr(found, name) for heat, found in fared.groups.items() for name in OUTCOMES},
+    )  # fmt: skip
     if fared.slo.timeout_s is not None:
-        yield late
+        late = {heat: found.timeouts for heat, found in fared.groups.items()}
+        yield counters(
+            "slo_timeouts", "Requests without a first token within the time-out, by heat.", "heat",
+            {heat: count for heat, count in late.items() if count is not None},
+        )  # fmt: skip
 
 
 def _predictions(seen: Predictions) -> Iterator[Metric]:
-    families = [
-        CounterMetricFamily(f"hotprefix_prediction{name}", text, labels=["of"])
-        for name, text in (
-            ("s", "Times that a duration was both predicted and observed."),
-            ("_predicted_seconds", "Sum of what was predicted; less the observed: the bias."),
-            ("_observed_seconds", "Sum of what was observed."),
-            ("_error_seconds", "Sum of the differences, whatever their sign."),
-        )
-    ]
-    for of in ("restore", "prefill", "fetch"):
-        one = getattr(seen, of)
-        values = (one.times, one.predicted_s, one.observed_s, one.error_s)
-        for family, value in zip(families, values, strict=True):
-            family.add_metric([of], value)
-    yield from families
-    for name, text, value in (
-        ("restores_chosen", "Restores begun whose prefill had a prediction.", seen.restored),
-        ("restores_refused", "Restores not chosen: computing is predicted to be quicker.", seen.refused),
-        ("prefill_avoided_seconds", "Prefill that restores are predicted to have avoided.", seen.restored_s),
+    for name, text, field in (
+        ("s", "Times that a duration was both predicted and observed.", "times"),
+        ("_predicted_seconds", "Sum of what was predicted; less the observed: the bias.", "predicted_s"),
+        ("_observed_seconds", "Sum of what was observed.", "observed_s"),
+        ("_error_seconds", "Sum of the differences, whatever their sign.", "error_s"),
     ):
-        yield CounterMetricFamily(f"hotprefix_{name}", text, value=value)
+        values = {of: getattr(getattr(seen, of), field) for of in ("restore", "prefill", "fetch")}
+        yield counters(f"prediction{name}", text, "of", values)
+    yield counter("restores_chosen", "Restores begun whose prefill had a prediction.", seen.restored)
+    yield counter(
+        "restores_refused", "Restores not chosen: computing is predicted to be quicker.", seen.refused
+    )
+    yield counter(
+        "prefill_avoided_seconds", "Prefill that restores are predicted to have avoided.", seen.restored_s
+    )
 
 
 def _frames(insight: Insight) -> Iterator[Metric]:
     if not insight.groups:
         return
-    now = GaugeMetricFamily("hotprefix_group_frames", "Frames of a layer group now; the states add up to the "
-                            "total.", labels=["group", "state"])  # fmt: skip
-    gone = CounterMetricFamily("hotprefix_group_evicted_frames", "Pages a layer group gave up.",
-                               labels=["group"])  # fmt: skip
-    for i, count in enumerate(insight.groups):
-        for state in ("free", "held", "idle", "total"):
-            now.add_metric([str(i), state], getattr(count, state))
-        gone.add_metric([str(i)], count.evicted)
-    yield now
-    yield gone
+    groups = {str(number): count for number, count in enumerate(insight.groups)}
+    states = ("free", "held", "idle", "total")
+    yield gauges(
+        "group_frames", "Frames of a layer group now; the states add up to the total.", "group state",
+        {(name, state): getattr(count, state) for name, count in groups.items() for state in states},
+    )  # fmt: skip
+    yield counters(
+        "group_evicted_frames", "Pages a layer group gave up.", "group",
+        {name: count.evicted for name, count in groups.items()},
+    )  # fmt: skip
 
 
 def _gauges(insight: Insight) -> Iterator[Metric]:
-    for name, text, value in (
-        ("parked_requests", "Waiting requests that wait for a flight's leader.", insight.parked),
-        ("tree_nodes", "Nodes of L1's prefix tree.", insight.tree_nodes),
-        ("namespaces", "Namespaces with cached prefixes.", insight.namespaces),
-        ("fetches", "Fetches from L3 that requests wait for.", insight.fetches),
-    ):
-        yield GaugeMetricFamily(f"hotprefix_{name}", text, value=value)
+    yield gauge("parked_requests", "Waiting requests that wait for a flight's leader.", insight.parked)
+    yield gauge("tree_nodes", "Nodes of L1's prefix tree.", insight.tree_nodes)
+    yield gauge("namespaces", "Namespaces with cached prefixes.", insight.namespaces)
+    yield gauge("fetches", "Fetches from L3 that requests wait for.", insight.fetches)
     for kind, text in (
         ("cached", "Effective reuse, tokens per second over a window."),
         ("uncached", "Prompt tokens computed, per second over a window."),
     ):
-        family = GaugeMetricFamily(f"hotprefix_{kind}_tps", text, labels=["window_s"])
-        for rate in insight.throughput:
-            family.add_metric([str(rate.window_s)], getattr(rate, f"{kind}_tps"))
-        yield family
+        rates = {str(rate.window_s): getattr(rate, f"{kind}_tps") for rate in insight.throughput}
+        yield gauges(f"{kind}_tps", text, "window_s", rates)
 
 
-def _counters(group: str, counters: Any) -> Iterator[Metric]:
-    for field in dataclasses.fields(counters):
+def _counters(group: str, counts: Any) -> Iterator[Metric]:
+    for field in dataclasses.fields(counts):
         text = TEXTS[group].get(field.name, f"{field.name.replace('_', ' ')}, by the {group}.")
-        yield CounterMetricFamily(
-            f"hotprefix_{group}_{field.name}", text, value=getattr(counters, field.name)
-        )
+        yield counter(f"{group}_{field.name}", text, getattr(counts, field.name))
 
 
 def _time(insight: Insight) -> Iterator[Metric]:
-    family = CounterMetricFamily(
-        "hotprefix_engine_seconds", "What the engine's loop spent its time on.", labels=["phase"]
-    )
-    for phase in ("plan", "execute", "commit"):
-        family.add_metric([phase], getattr(insight, f"{phase}_s"))
-    yield family
-    for name, text, value in (
-        ("refresh", "Passes of waiting-prefix refresh; part of planning.", insight.refresh_s),
-        ("prefill_busy", "Executing steps that had prefill tokens.", insight.prefill_busy_s),
-    ):
-        yield CounterMetricFamily(f"hotprefix_{name}_seconds", text, value=value)
+    yield counters(
+        "engine_seconds", "What the engine's loop spent its time on.", "phase",
+        {phase: getattr(insight, f"{phase}_s") for phase in ("plan", "execute", "commit")},
+    )  # fmt: skip
+    yield counter("refresh_seconds", "Passes of waiting-prefix refresh; part of planning.", insight.refresh_s)
+    yield counter("prefill_busy_seconds", "Executing steps that had prefill tokens.", insight.prefill_busy_s)
 
 
 def _links(insight: Insight) -> Iterator[Metric]:
     """The physical links, each counted by itself: a page from L3 to L1 counts on both."""
-    moved = CounterMetricFamily("hotprefix_link_bytes", "Bytes moved, by link.", labels=["link"])
-    spent = CounterMetricFamily("hotprefix_link_seconds", "Seconds spent moving, by link.", labels=["link"])
-    pages = CounterMetricFamily("hotprefix_link_pages", "Pages moved, by link.", labels=["link"])
-    for link, total in link_totals(insight.host, insight.links, insight.store).items():
-        moved.add_metric([link], total.bytes)
-        spent.add_metric([link], total.seconds)
-        pages.add_metric([link], total.pages)
-    yield from (moved, spent, pages)
-
-
-def _store_links(store: StoreStats) -> tuple[tuple[str, LinkStats], ...]:
-    return ("storage_to_host", store.read), ("host_to_storage", store.write)
+    totals = link_totals(insight.host, insight.links, insight.store)
+    for unit, text in (
+        ("bytes", "Bytes moved"),
+        ("seconds", "Seconds spent moving"),
+        ("pages", "Pages moved"),
+    ):
+        values = {link: getattr(total, unit) for link, total in totals.items()}
+        yield counters(f"link_{unit}", f"{text}, by link.", "link", values)
 
 
 def _store(store: StoreStats) -> Iterator[Metric]:
-    calls = CounterMetricFamily("hotprefix_store_calls", "Requests made to the store.", labels=["link"])
-    failures = CounterMetricFamily(
-        "hotprefix_store_failures", "Pages that could not be read or written.", labels=["link", "reason"]
+    links = {"storage_to_host": store.read, "host_to_storage": store.write}
+    yield counters(
+        "store_calls",
+        "Requests made to the store.",
+        "link",
+        {name: link.calls for name, link in links.items()},
     )
-    opened = CounterMetricFamily(
-        "hotprefix_store_breaker_opened", "How often the circuit breaker opened.", labels=["link"]
-    )
-    breaker = GaugeMetricFamily(
-        "hotprefix_store_breaker", "1 for the state the circuit breaker is in.", labels=["link", "state"]
-    )
-    for link, stats in _store_links(store):
-        calls.add_metric([link], stats.calls)
-        opened.add_metric([link], stats.opened)
-        for state in BreakerState:
-            breaker.add_metric([link, state.value], float(stats.breaker is state))
-        for reason, count in sorted(stats.failures.items()):
-            failures.add_metric([link, str(reason)], count)
-    yield from (calls, failures, opened, breaker)
+    yield counters(
+        "store_failures", "Pages that could not be read or written.", "link reason",
+        {(name, str(reason)): count for name, link in links.items()
+         for reason, count in sorted(link.failures.items())},
+    )  # fmt: skip
+    yield counters(
+        "store_breaker_opened", "How often the circuit breaker opened.", "link",
+        {name: link.opened for name, link in links.items()},
+    )  # fmt: skip
+    yield gauges(
+        "store_breaker", "1 for the state the circuit breaker is in.", "link state",
+        {(name, state.value): float(link.breaker is state) for name, link in links.items()
+         for state in BreakerState},
+    )  # fmt: skip
     for name, text, label, counts in (
         ("fetches_ended", "Fetches, by how they ended.", "ending", store.endings),
         ("chores_lost", "Touches and removals that were not done.", "reason", store.chores_lost),
         ("passed_over", "Pages that could not be deleted when their turn came.", "reason", store.passed_over),
     ):
-        family = CounterMetricFamily(f"hotprefix_store_{name}", text, labels=[label])
-        for word, count in sorted(counts.items()):
-            family.add_metric([str(word)], count)
-        yield family
+        yield counters(
+            f"store_{name}", text, label, {str(word): count for word, count in sorted(counts.items())}
+        )
     for name, text in TEXTS["store"].items():
-        kind = GaugeMetricFamily if name in STORE_GAUGES else CounterMetricFamily
-        yield kind(f"hotprefix_store_{name}", text, value=getattr(store, name))
+        yield (gauge if name in STORE_GAUGES else counter)(f"store_{name}", text, getattr(store, name))
 
 
 def _observation(insight: Insight) -> Iterator[Metric]:
-    observed = insight.observed
-    for name, text, label, values in (
-        ("event_records", "Records of the event log.", "outcome",
-         {"written": observed.written_records, "dropped": observed.dropped_records}),
-        ("kv_event_batches", "Batches of KV events.", "outcome",
-         {"published": observed.kv_batches, "dropped": observed.kv_dropped_batches}),
-        ("kv_event_pages", "Pages told by KV events.", "kind",
-         {"stored": observed.kv_stored_pages, "removed": observed.kv_removed_pages}),
-    ):  # fmt: skip
-        family = CounterMetricFamily(f"hotprefix_{name}", text, labels=[label])
-        for word, value in values.items():
-            family.add_metric([word], value)
-        yield family
-    failed = observed.failed is not None or observed.sink_failed is not None
-    yield GaugeMetricFamily("hotprefix_observation_failed", "1 where observation was switched off.",
-                            value=float(failed))  # fmt: skip
+    seen = insight.observed
+    yield counters("event_records", "Records of the event log.", "outcome",
+                   {"written": seen.written_records, "dropped": seen.dropped_records})  # fmt: skip
+    yield counters("kv_event_batches", "Batches of KV events.", "outcome",
+                   {"published": seen.kv_batches, "dropped": seen.kv_dropped_batches})  # fmt: skip
+    yield counters("kv_event_pages", "Pages told by KV events.", "kind",
+                   {"stored": seen.kv_stored_pages, "removed": seen.kv_removed_pages})  # fmt: skip
+    failed = seen.failed is not None or seen.sink_failed is not None
+    yield gauge("observation_failed", "1 where observation was switched off.", float(failed))

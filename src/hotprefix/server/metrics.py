@@ -16,7 +16,15 @@ from prometheus_client.exposition import generate_latest
 
 from hotprefix.engine.messages import Delta, EngineStats, Timing
 from hotprefix.kernel.plan import Finish
-from hotprefix.server.insight_metrics import STATES, insight_metrics, tier_pages
+from hotprefix.server.insight_metrics import (
+    STATES,
+    counter,
+    counters,
+    gauge,
+    gauges,
+    insight_metrics,
+    tier_pages,
+)
 
 LATENCY_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 TOKENS = tuple(2**power for power in range(18))
@@ -159,9 +167,8 @@ class EngineCollector:
         self.model, self._stats, self._up, self._restarts = model, stats, up, restarts
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("hotprefix_engine_up", "1 while a request would be answered.", value=self._up)
-        yield CounterMetricFamily("hotprefix_engine_restarts", "Engine processes that were replaced.",
-                                  value=self._restarts)  # fmt: skip
+        yield gauge("engine_up", "1 while a request would be answered.", self._up)
+        yield counter("engine_restarts", "Engine processes that were replaced.", self._restarts)
         if self._stats is not None:
             yield from _own(self._stats)
             yield from _aliases(self._stats, self.model)
@@ -170,62 +177,55 @@ class EngineCollector:
 
 
 def _own(stats: EngineStats) -> Iterator[Metric]:
-    requests = GaugeMetricFamily("hotprefix_requests", "Generations now.", labels=["state"])
-    requests.add_metric(["running"], stats.running)
-    requests.add_metric(["waiting"], stats.waiting)
-    yield requests
-    pages = GaugeMetricFamily("hotprefix_pages", "Pages now; the states add up to the total.",
-                              labels=["tier", "state"])  # fmt: skip
+    requests = {"running": stats.running, "waiting": stats.waiting}
+    yield gauges("requests", "Generations now.", "state", requests)
+    pages = {}
     for state in STATES:
-        pages.add_metric(["device", state], getattr(stats, f"{state}_pages"))
+        pages["device", state] = getattr(stats, f"{state}_pages")
         for tier, occupancy in tier_pages(stats.insight).items():
-            pages.add_metric([tier, state], getattr(occupancy, state))
-    yield pages
-    reused = CounterMetricFamily("hotprefix_reused_tokens", "Prompt tokens reused, by final source.",
-                                 labels=["source"])  # fmt: skip
-    for source in ("device", "host", "storage"):
-        reused.add_metric([source], getattr(stats, f"cached_{source}"))
-    yield reused
+            pages[tier, state] = getattr(occupancy, state)
+    yield gauges("pages", "Pages now; the states add up to the total.", "tier state", pages)
+    yield counters("reused_tokens", "Prompt tokens reused, by final source.", "source", _reused(stats))
     for name, text, value in (
         ("queried_tokens", "Prompt tokens looked up, once per request.", stats.queried_tokens),
         ("computed_tokens", "Prompt tokens computed, re-computation included.", stats.computed_tokens),
         ("generated_tokens", "Output tokens.", stats.generated_tokens),
         ("steps", "Forward passes.", stats.steps),
         ("retractions", "Running generations put back to wait.", stats.retractions),
-        ("evicted_pages", "Cached pages given up for others.", stats.evicted_pages),
+        ("evicted_pages", "Cached pages given up for other pages.", stats.evicted_pages),
     ):
-        yield CounterMetricFamily(f"hotprefix_{name}", text, value=value)
+        yield counter(name, text, value)
+
+
+def _reused(stats: EngineStats) -> dict[str, int]:
+    return {source: getattr(stats, f"cached_{source}") for source in ("device", "host", "storage")}
 
 
 def _aliases(stats: EngineStats, model: str) -> Iterator[Metric]:
     labels, values = ["model_name", "engine"], [model, "0"]
-
-    def gauge(name: str, value: float, text: str) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=labels)
-        family.add_metric(values, value)
-        return family
-
-    def counter(name: str, value: float, text: str) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
-        family.add_metric(values, value)
-        return family
-
-    hits = stats.cached_device + stats.cached_host + stats.cached_storage
+    reused = _reused(stats)
+    hits = sum(reused.values())
     used = (stats.owned_pages + stats.protected_pages) / stats.total_pages
     if stats.insight is not None:  # of the fullest pool: if one is full, nothing more runs
         used = max([used, *(group.held / group.total for group in stats.insight.groups)])
-    yield gauge("num_requests_running", stats.running, "Requests running.")
-    yield gauge("num_requests_waiting", stats.waiting, "Requests waiting.")
-    yield gauge("kv_cache_usage_perc", used, "Share of KV pages in use, 0 to 1.")
-    yield counter("prefix_cache_queries", stats.queried_tokens, "Prompt tokens looked up, once per request.")
-    yield counter("prefix_cache_hits", hits, "Prompt tokens found and used.")
-    yield counter("prompt_tokens_cached", hits, "Prompt tokens found and used.")
-    yield counter("prompt_tokens", stats.prompt_tokens, "Prompt tokens of started requests.")
-    yield counter("generation_tokens", stats.generated_tokens, "Output tokens.")
-    yield counter("num_preemptions", stats.retractions, "Preemptions.")
+    now, so_far = GaugeMetricFamily, CounterMetricFamily
+    for kind, name, value, text in (
+        (now, "num_requests_running", stats.running, "Requests running."),
+        (now, "num_requests_waiting", stats.waiting, "Requests waiting."),
+        (now, "kv_cache_usage_perc", used, "Share of KV pages in use, 0 to 1."),
+        (so_far, "prefix_cache_queries", stats.queried_tokens, "Prompt tokens looked up, once per request."),
+        (so_far, "prefix_cache_hits", hits, "Prompt tokens found and used."),
+        (so_far, "prompt_tokens_cached", hits, "Prompt tokens found and used."),
+        (so_far, "prompt_tokens", stats.prompt_tokens, "Prompt tokens of started requests."),
+        (so_far, "generation_tokens", stats.generated_tokens, "Output tokens."),
+        (so_far, "num_preemptions", stats.retractions, "Preemptions."),
+    ):  # fmt: skip
+        family = kind(f"vllm:{name}", text, labels=labels)
+        family.add_metric(values, value)
+        yield family
     by_source = CounterMetricFamily(
         "vllm:prompt_tokens_cached_by_source", "Prompt tokens found, by source.", labels=[*labels, "source"]
     )
-    for source in ("device", "host", "storage"):
-        by_source.add_metric([*values, source], getattr(stats, f"cached_{source}"))
+    for source, tokens in reused.items():
+        by_source.add_metric([*values, source], tokens)
     yield by_source

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hotprefix.errors import InputError
 
@@ -282,12 +282,3 @@ class TokenizeChat(Conversation):
 class Detokenize(Model):
     tokens: list[int]
     skip_special_tokens: bool = False
-
-
-def _only_object(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError("the body must be a JSON object")
-    return value
-
-
-AnyObject = Annotated[dict[str, Any], BeforeValidator(_only_object)]

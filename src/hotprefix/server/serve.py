@@ -21,9 +21,9 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from hotprefix.engine.child import Build, Loop, Progress
 from hotprefix.engine.client import AsyncEngine
 from hotprefix.engine.config import EngineConfig
-from hotprefix.engine.process import Build, Loop, Progress
 from hotprefix.errors import ConfigError, EngineDead
 from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig

@@ -1,9 +1,9 @@
 """Choosing one token from one row of logits. Owns: truncation and the random draw.
 
-Rules: pure functions on host arrays, one row at a time, so a row's result cannot depend on its
-neighbours. The draw is inverse-CDF from one uniform number, which is a function of (seed, output index)
-alone. Order and meanings are vLLM's: temperature, min_p, top_k (ids that tie with the k-th stay), then top_p
-over the ids that are left.
+Rules: pure functions on host arrays, one row at a time, so a row's result cannot depend on its neighbours.
+The draw is inverse-CDF from one uniform number, which is a function of (seed, output index) alone. Order and
+meanings are vLLM's: temperature, min_p, top_k (ids that tie with the k-th stay), then top_p over the ids that
+are left.
 """
 
 from __future__ import annotations

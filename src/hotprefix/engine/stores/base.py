@@ -1,10 +1,10 @@
 """The external store contract. Owns: `Store`, what every L3 store does.
 
-Rules: a store maps 32-byte page keys to framed pages (`frame.py`). All that it understands of a page is which
-page comes before it. Its methods block; worker threads (`worker.py`) call them, several at once, and the
-engine's own thread never does. They raise `PageError` for trouble with one page, `LinkError` for trouble with
-the store, and nothing else. Creating a store object contacts nothing. A page put under a key replaces what
-was there, whole or not at all: no reader ever sees half a page.
+Rules: a store maps 32-byte page keys to wrapped pages (`envelope.py`). All that it understands of a page is
+which page comes before it. Its methods block; worker threads (`worker.py`) call them, several at once, and
+the engine's own thread never does. They raise `PageError` for trouble with one page, `LinkError` for trouble
+with the store, and nothing else. Creating a store object contacts nothing. A page put under a key replaces
+what was there, whole or not at all: no reader ever sees half a page.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Store(Protocol):
     """One external store. Runs of keys are in chain order: a page's parent comes before it."""
 
     def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
-        """The framed pages of `keys`, in order. None: the page is absent. An error: it is there but unusable.
+        """The wrapped pages of `keys`, in order. None: it is absent. An error: it is there, but unusable.
 
         The list may be shorter than `keys`, but is never empty: the caller asks again for the rest. If the
         store fails at the first key, the failure is raised; if it fails at a later one, the list ends there.
         """
         ...
 
-    def put(self, key: bytes, framed: bytes) -> None:
-        """Store one framed page.
+    def put(self, key: bytes, wrapped: bytes) -> None:
+        """Store one wrapped page.
 
         A store that evicts by itself never evicts a page before the pages that come after it. It refuses a
         page whose parent it lacks (reason missing), and a page for which the parent would have to be evicted

@@ -12,7 +12,7 @@ Rules:
    longest ago goes first (`index.py` keeps that order). So what is held can always be reused from a prefix's
    first page on.
 6. A file that cannot be deleted is counted, and another is deleted instead.
-7. The folder's name contains the frame's version; folders of older versions are deleted.
+7. The folder's name contains the envelope's version; folders of older versions are deleted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote
 
 from hotprefix.engine.stores.base import KEY_BYTES
+from hotprefix.engine.stores.envelope import HEADER_BYTES, VERSION, parent_of
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason
-from hotprefix.engine.stores.frame import HEADER_BYTES, VERSION, parent_of
 from hotprefix.engine.stores.index import FileIndex, Row
 from hotprefix.engine.stores.url import Options, parse_bytes
 from hotprefix.errors import ConfigError
@@ -128,8 +128,8 @@ class FileStore:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def put(self, key: bytes, framed: bytes) -> None:
-        self._change(lambda index: self._put(index, key, framed))
+    def put(self, key: bytes, wrapped: bytes) -> None:
+        self._change(lambda index: self._put(index, key, wrapped))
 
     def touch(self, keys: Sequence[bytes]) -> None:
         if self._index_path.exists():
@@ -173,8 +173,8 @@ class FileStore:
         index.drop(key)
         return there
 
-    def _put(self, index: FileIndex, key: bytes, framed: bytes) -> None:
-        size, parent = len(framed), parent_of(framed)
+    def _put(self, index: FileIndex, key: bytes, wrapped: bytes) -> None:
+        size, parent = len(wrapped), parent_of(wrapped)
         budget = self._quota - index.file_bytes - _SLACK
         if size > budget:
             raise LinkError(Reason.FULL, f"a page of {size} bytes does not fit a quota of {self._quota}")
@@ -183,20 +183,20 @@ class FileStore:
         spared = (key, parent or key)
         self._make_room(index, spared, rows=index.total + size - budget, disk=0)
         try:
-            self._write(index, key, parent, framed)
+            self._write(index, key, parent, wrapped)
         except (OSError, sqlite3.Error) as error:
             if _reason(error) is not Reason.FULL:
                 raise
             self._evict(index, spared, rows=0, disk=size)  # the disk is full: make room from our own pages
-            self._write(index, key, parent, framed)
+            self._write(index, key, parent, wrapped)
 
-    def _write(self, index: FileIndex, key: bytes, parent: bytes | None, framed: bytes) -> None:
+    def _write(self, index: FileIndex, key: bytes, parent: bytes | None, wrapped: bytes) -> None:
         path, incoming = self._path(key), self._dir / "incoming"
         with index.change():
             used = index.next_use()
-            index.add(Row(key, parent, len(framed), used))
+            index.add(Row(key, parent, len(wrapped), used))
         try:
-            incoming.write_bytes(framed)
+            incoming.write_bytes(wrapped)
             os.utime(incoming, ns=(used, used))
             path.parent.mkdir(exist_ok=True)
             incoming.replace(path)

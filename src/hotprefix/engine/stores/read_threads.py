@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.breaker import Breaker
+from hotprefix.engine.stores.envelope import checked
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason, StoreError
 from hotprefix.engine.stores.fetches import FetchBook, Read
-from hotprefix.engine.stores.frame import checked
 from hotprefix.engine.stores.store_counters import LinkCounters
 from hotprefix.engine.stores.worker_config import WorkerConfig
 
@@ -118,19 +118,19 @@ class Reader:
         results: list[bytes | PageError] = []
         moved, failure = 0, None
         try:
-            frames = self._store.get([read.key for read in call.reads])
-            if not frames:
+            answers = self._store.get([read.key for read in call.reads])
+            if not answers:
                 raise LinkError(Reason.FAILED, "the store returned an empty list")
-            moved = sum(len(frame) for frame in frames if isinstance(frame, bytes))
-            results = [self._verify(read, frame) for read, frame in zip(call.reads, frames, strict=False)]
+            moved = sum(len(answer) for answer in answers if isinstance(answer, bytes))
+            results = [self._verify(read, answer) for read, answer in zip(call.reads, answers, strict=False)]
         except Exception as error:
             failure = as_store_error(error)
         with self._lock:
             self._end(call, results, moved, failure)
 
-    def _verify(self, read: Read, frame: bytes | PageError | None) -> bytes | PageError:
+    def _verify(self, read: Read, answer: bytes | PageError | None) -> bytes | PageError:
         try:
-            return checked(read.key, frame, self._config.page_bytes)
+            return checked(read.key, answer, self._config.page_bytes)
         except PageError as error:
             return error
 

@@ -20,8 +20,8 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import S3Store as Bucket
 
 from hotprefix.engine.stores.base import NOTHING
+from hotprefix.engine.stores.envelope import VERSION
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason
-from hotprefix.engine.stores.frame import VERSION
 from hotprefix.engine.stores.url import Options
 from hotprefix.errors import ConfigError
 
@@ -94,8 +94,8 @@ class S3Store:
             pages.append(page)
         return pages
 
-    def put(self, key: bytes, framed: bytes) -> None:
-        self._call(lambda: obstore.put(self._bucket, key.hex(), framed, use_multipart=False))
+    def put(self, key: bytes, wrapped: bytes) -> None:
+        self._call(lambda: obstore.put(self._bucket, key.hex(), wrapped, use_multipart=False))
 
     def present(self, keys: Sequence[bytes]) -> int:
         def there(key: bytes) -> bool:

@@ -1,8 +1,8 @@
 """What a store worker has done so far. Owns: the counters, and the frozen snapshot people read.
 
 Rules: counters only grow, and each event is counted in one place. Units: pages, bytes, seconds. Link bytes
-are all bytes moved, frames and unusable pages included; a page counts under its link only if it was usable. A
-`StoreStats` never changes after it was taken.
+are all bytes moved, envelopes and unusable pages included; a page counts under its link only if it was
+usable. A `StoreStats` never changes after it was taken.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class StoreStats:
     late_pages: pages that arrived after the last fetch had stopped waiting for them, and were dropped.
     known_pages: puts of pages that the store had already.
     chores_lost: touches, and removals of unusable pages, that were not done, by reason.
-    passed_over: files that could not be deleted when eviction came to them, by reason.
-    Gauges, of the moment:
+    passed_over: files that could not be deleted when eviction came to them, by reason. Gauges, of the moment:
     active_fetches: fetches that have not ended.
     reserved_bytes: host memory reserved for reads.
     queued_puts, queued_put_bytes: pages queued or being written, and their bytes.

@@ -2,7 +2,7 @@
 
 Rules: each call tries once, within the socket's time limit; the worker's breaker decides whether to call
 again. The server makes room by itself: give it `maxmemory` and the policy `allkeys-lru` (or `-lfu`). Without
-such a policy a full server refuses puts (reason full). A key is `hotprefix:`, the frame's version, `:` and
+such a policy a full server refuses puts (reason full). A key is `hotprefix:`, the envelope's version, `:` and
 the raw page key, so pages of another format and keys of other programs are never touched.
 """
 
@@ -20,8 +20,8 @@ from valkey.backoff import NoBackoff
 from valkey.retry import Retry
 
 from hotprefix.engine.stores.base import NOTHING
+from hotprefix.engine.stores.envelope import VERSION
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason
-from hotprefix.engine.stores.frame import VERSION
 from hotprefix.engine.stores.url import Options
 from hotprefix.errors import ConfigError
 
@@ -82,8 +82,8 @@ class ValkeyStore:
     def get(self, keys: Sequence[bytes]) -> list[bytes | PageError | None]:
         return self._call(lambda: list(self._client.mget([PREFIX + key for key in keys])))
 
-    def put(self, key: bytes, framed: bytes) -> None:
-        self._call(lambda: self._client.set(PREFIX + key, framed))
+    def put(self, key: bytes, wrapped: bytes) -> None:
+        self._call(lambda: self._client.set(PREFIX + key, wrapped))
 
     def present(self, keys: Sequence[bytes]) -> int:
         def ask() -> list[int]:

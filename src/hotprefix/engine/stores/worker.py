@@ -109,11 +109,10 @@ class StoreWorker:
     # -- puts -------------------------------------------------------------------------------------
 
     def submit_put(self, key: bytes, payload: bytes, parent: bytes | None = None) -> bool:
-        """Store a page in the background. parent: the key of the page before it, which must be in the store
-        or have been submitted before; None for a prefix's first page. True: the page is queued, or was
-        already.
-        False: it was dropped and counted under its reason. Raises ValueError for a payload of another
-        size."""
+        """Store a page in the background. parent: the key of the page before it, which must be in the
+        store or have been submitted before; None for a prefix's first page. True: the page is queued, or
+        was already. False: it was dropped and counted under its reason. Raises ValueError for a payload of
+        another size."""
         if len(payload) != self._config.page_bytes:
             raise ValueError(f"a page has {self._config.page_bytes} bytes, got {len(payload)}")
         owned = bytes(payload)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.breaker import Breaker, BreakerState
+from hotprefix.engine.stores.envelope import checked, pack
 from hotprefix.engine.stores.errors import LinkError, PageError, Reason, StoreError
-from hotprefix.engine.stores.frame import checked, pack
 from hotprefix.engine.stores.jobs import Job, JobQueue, Put, Touch
 from hotprefix.engine.stores.read_threads import as_store_error
 from hotprefix.engine.stores.store_counters import LinkCounters
@@ -146,11 +146,11 @@ class Writer:
         there = self._store.present((*wanted, job.key))
         if there < len(wanted):
             raise PageError(Reason.MISSING, "the page before it is not in the store")
-        framed = pack(job.key, job.payload, job.parent) if there == len(wanted) else b""
-        if framed:
-            self._store.put(job.key, framed)
+        wrapped = pack(job.key, job.payload, job.parent) if there == len(wanted) else b""
+        if wrapped:
+            self._store.put(job.key, wrapped)
         self._latest = job.key
-        return len(framed)
+        return len(wrapped)
 
     def _discard(self, key: bytes) -> None:
         """Read the page once more, and remove it only if it is still unusable: it may have been replaced."""

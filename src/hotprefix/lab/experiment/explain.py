@@ -13,6 +13,8 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from hotprefix.errors import shortened
+
 
 def explain(error: ValidationError, model: type[BaseModel], *, hidden: str = "") -> str:
     """The message for a validation error of `model`. hidden: a section that the file does not show; its keys
@@ -30,7 +32,7 @@ def explain(error: ValidationError, model: type[BaseModel], *, hidden: str = "")
         return f"{field}: {first['ctx']['error']}{more}"
     reason = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     give = "give " if reason != first["msg"] else ""
-    return f"{field}={_short(first['input'])}: {give}{reason}{more}"
+    return f"{field}={shortened(first['input'])}: {give}{reason}{more}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -38,11 +40,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _siblings(model: type[BaseModel], loc: tuple[int | str, ...], hidden: str) -> set[str]:

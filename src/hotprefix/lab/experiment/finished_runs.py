@@ -104,7 +104,7 @@ class RunStore:
                     f"{identity[:12]}; give another folder, or --force to replace it",
                     param="out",
                 )
-            replace_text(mark, json.dumps({"name": name, "hash": identity}) + "\n")
+            write_whole(mark, json.dumps({"name": name, "hash": identity}).encode() + b"\n")
         except OSError as error:
             raise self._unwritable(error) from error
         except (json.JSONDecodeError, KeyError, TypeError) as error:
@@ -139,7 +139,7 @@ class RunStore:
     def fail(self, key: str, failure: Failure) -> None:
         """Keep why a run has no result. It is tried again next time."""
         text = json.dumps({"error": failure.error, "trace": failure.trace}, indent=1)
-        replace_text(self._failure(key), text + "\n")
+        write_whole(self._failure(key), text.encode() + b"\n")
 
     def failure(self, key: str) -> Failure | None:
         """Why the last attempt failed, if it did."""
@@ -165,10 +165,10 @@ class RunStore:
         return self.runs / f"{key}.failed.json"
 
 
-def replace_text(path: Path, text: str) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
+    part.write_bytes(data)
     part.replace(path)
 
 

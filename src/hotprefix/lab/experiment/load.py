@@ -174,11 +174,11 @@ def _refuse_varied(raw: dict[str, Any], key: str) -> None:
     varied = [(f"{kind[:-1]} {entry.get('name')!r}", entry.get("set")) for kind in ("arms", "conditions")
               for entry in _tables(raw, kind)]  # fmt: skip
     varied.append(("factors", raw.get("factors")))
-    for who, keys in varied:
+    for place, keys in varied:
         for other in keys if isinstance(keys, dict) else ():
             if other == key or other.startswith(f"{key}.") or key.startswith(f"{other}."):
                 raise InputError(
-                    f"{key}: {who} sets {other}; change it in the experiment's file", param="set"
+                    f"{key}: {place} sets {other}; change it in the experiment's file", param="set"
                 )
 
 

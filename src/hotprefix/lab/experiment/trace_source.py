@@ -10,7 +10,6 @@ Rules:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from hotprefix.lab.trace.cc_sessions import Assumed, SessionStarts
 from hotprefix.lab.trace.info import TraceInfo, info
 from hotprefix.lab.trace.open_trace import SAMPLES, open_trace
 from hotprefix.lab.trace.problems import require_prefixes, require_sessions
-from hotprefix.lab.trace.trace_request import Provenance, Trace, TraceRequest
+from hotprefix.lab.trace.trace_request import Trace, TraceRequest
 
 
 def open_workload(spec: TraceSpec, load: LoadSpec, seed: int) -> Trace:
@@ -83,44 +82,13 @@ class Survey:
 
 def survey(trace: Trace) -> Survey:
     """Survey a trace in one pass. Raises InputError if it is empty, and what reading raises."""
-    watched = _Contexts(trace)
-    found = info(watched)
-    if not watched.longest:
+    longest: dict[tuple[str, str], int] = {}
+
+    def seen(request: TraceRequest) -> None:
+        key = ("request", request.id) if request.session is None else ("session", request.session)
+        longest[key] = max(longest.get(key, 0), request.input_length + request.output_length)
+
+    found = info(trace, seen)
+    if not longest:
         raise InputError(f"trace {trace.name}: it has no requests; give another", param="trace")
-    contexts = watched.longest.values()
-    return Survey(found, sum(contexts) / len(contexts), max(contexts))
-
-
-class _Contexts:
-    """Passes a trace's requests on, and notes the longest context of each session meanwhile."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self.longest: dict[tuple[str, str], int] = {}
-
-    @property
-    def name(self) -> str:
-        return self._trace.name
-
-    @property
-    def block_size(self) -> int:
-        return self._trace.block_size
-
-    @property
-    def has_prefixes(self) -> bool:
-        return self._trace.has_prefixes
-
-    @property
-    def has_sessions(self) -> bool:
-        return self._trace.has_sessions
-
-    @property
-    def provenance(self) -> Provenance:
-        return self._trace.provenance
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        longest = self.longest
-        for request in self._trace:
-            key = ("request", request.id) if request.session is None else ("session", request.session)
-            longest[key] = max(longest.get(key, 0), request.input_length + request.output_length)
-            yield request
+    return Survey(found, sum(longest.values()) / len(longest), max(longest.values()))

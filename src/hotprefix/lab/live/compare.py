@@ -18,17 +18,15 @@ from typing import Final
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from hotprefix.cost.model import CostModel
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.live.live_and_simulated import Record, Run, simulated
 from hotprefix.lab.live.small_trace import at
 from hotprefix.lab.sim.arrivals import Loop
+from hotprefix.lab.table_math import PERCENTILE_METHOD, Floats
 from hotprefix.lab.trace.trace_request import TraceRequest
 
-Floats = NDArray[np.float64]
-METHOD: Final = "linear"  # of every percentile here, by numpy's name
 TIMES: Final = (
     ("TTFT", pl.col("first_token_s") - pl.col("arrival_s")),
     ("queue time", pl.col("admit_s") - pl.col("arrival_s")),
@@ -167,7 +165,7 @@ def _values(run: Run, of: pl.Expr) -> Floats:
 
 
 def _percentiles(values: Floats) -> tuple[float, float]:
-    p50, p95 = np.percentile(values, (50, 95), method=METHOD)
+    p50, p95 = np.percentile(values, (50, 95), method=PERCENTILE_METHOD)
     return float(p50), float(p95)
 
 

@@ -36,7 +36,7 @@ from hotprefix.lab.sim.replay_recorder import Recorder, new_row
 from hotprefix.lab.sim.rows import REQUEST_COLUMNS
 from hotprefix.lab.sim.simulate import items, simulate
 from hotprefix.lab.trace.trace_request import TraceRequest
-from hotprefix.records.schema import of_event
+from hotprefix.records.of_event import of_event
 
 if TYPE_CHECKING:
     from hotprefix.engine.loop import EngineLoop

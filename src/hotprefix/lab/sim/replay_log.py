@@ -17,7 +17,7 @@ from typing import Self
 
 from hotprefix.errors import InputError
 from hotprefix.kernel.events import Event
-from hotprefix.records.schema import of_event
+from hotprefix.records.of_event import of_event
 
 
 class ReplayLog:

@@ -3,9 +3,8 @@
 Rules: a request's blocks are its page fingerprints, numbered, and the pages that its answer completed; its
 arrival is when the client's request reached the server, in wall time where a log has several runs. What was
 generated is known at the end only, so requests wait here for the oldest that still runs. A request follows
-the one before it in its session if that had ended by then. Refused requests are part of the load.
-A complete log is checked against itself: what its requests reused of L1 and L2 an endless cache would have,
-too.
+the one before it in its session if that had ended by then. Refused requests are part of the load. A complete
+log is checked against itself: what its requests reused of L1 and L2 an endless cache would have, too.
 """
 
 from __future__ import annotations

@@ -6,12 +6,11 @@ its answer. The partial last block counts if it has an id. This is the share pub
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from hotprefix.lab.trace.trace_request import Blocks, Trace, TraceRequest
+from hotprefix.lab.trace.trace_request import Blocks, TraceRequest
 
 
 class Ideal(NamedTuple):
@@ -71,9 +70,3 @@ class EndlessCache:
             more = np.zeros(max(need, 2 * len(self._seen)), dtype=np.bool_)
             more[: len(self._seen)] = self._seen
             self._seen = more
-
-
-def ideal(trace: Trace) -> Iterator[Ideal]:
-    """For each request, what an endless cache would have reused, and how hot its first block was."""
-    cache = EndlessCache(trace.block_size)
-    return (cache.add(request) for request in trace)

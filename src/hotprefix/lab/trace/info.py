@@ -7,12 +7,13 @@ Percentiles are numpy's linear ones. What a trace does not record is None.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from hotprefix.lab.trace.ideal import EndlessCache
-from hotprefix.lab.trace.trace_request import Trace
+from hotprefix.lab.trace.trace_request import Trace, TraceRequest
 
 PERCENTILES = (50, 90, 99)
 
@@ -48,14 +49,15 @@ class TraceInfo:
     notes: tuple[str, ...]
 
 
-def info(trace: Trace) -> TraceInfo:
-    """Read the whole trace and count. Raises what reading raises."""
+def info(trace: Trace, seen: Callable[[TraceRequest], None] = lambda request: None) -> TraceInfo:
+    """Read the whole trace and count. seen: called with each request. Raises what reading raises."""
     cache = EndlessCache(trace.block_size)
     inputs, outputs, thinks = array("q"), array("q"), array("d")
     sessions: set[str] = set()
     blocks = reused = 0
     earliest, latest = float("inf"), float("-inf")
     for request in trace:
+        seen(request)
         inputs.append(request.input_length)
         outputs.append(request.output_length)
         blocks += len(request.blocks)

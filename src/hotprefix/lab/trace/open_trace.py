@@ -136,6 +136,18 @@ def _stem(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
+def _arrivals(
+    path: Path, block_size: int, has_prefixes: bool, has_sessions: bool, provenance: Provenance,
+    read: Callable[[Report], Iterator[TraceRequest]],
+) -> StreamedTrace:  # fmt: skip
+    """A trace of recorded arrivals: they are sorted, and counted from the first one."""
+
+    def sorted_(report: Report) -> Iterator[TraceRequest]:
+        return from_zero(in_order(read(report), report))
+
+    return StreamedTrace(_stem(path), block_size, has_prefixes, has_sessions, provenance, sorted_)
+
+
 def _open_canonical(path: Path, options: _Options) -> StreamedTrace:
     from hotprefix.lab.trace.read import Canonical, read_header
 
@@ -157,11 +169,9 @@ def _open_mooncake(path: Path, options: _Options) -> StreamedTrace:
     size = options.block_size or mooncake.BLOCK_SIZE
 
     def read(report: Report) -> Iterator[TraceRequest]:
-        importer = mooncake.Mooncake(size, Clock(options.time_unit, "ms"))
-        return from_zero(in_order(read_requests(path, importer, report), report))
+        return read_requests(path, mooncake.Mooncake(size, Clock(options.time_unit, "ms")), report)
 
-    provenance = Provenance(path.name, "mooncake", mooncake.NOTES)
-    return StreamedTrace(_stem(path), size, True, False, provenance, read)
+    return _arrivals(path, size, True, False, Provenance(path.name, "mooncake", mooncake.NOTES), read)
 
 
 def _open_bailian(path: Path, options: _Options) -> StreamedTrace:
@@ -170,11 +180,9 @@ def _open_bailian(path: Path, options: _Options) -> StreamedTrace:
     size = options.block_size or bailian.BLOCK_SIZE
 
     def read(report: Report) -> Iterator[TraceRequest]:
-        importer = bailian.Bailian(size, Clock(options.time_unit, "s"))
-        return from_zero(in_order(read_requests(path, importer, report), report))
+        return read_requests(path, bailian.Bailian(size, Clock(options.time_unit, "s")), report)
 
-    provenance = Provenance(path.name, "bailian", bailian.NOTES)
-    return StreamedTrace(_stem(path), size, True, True, provenance, read)
+    return _arrivals(path, size, True, True, Provenance(path.name, "bailian", bailian.NOTES), read)
 
 
 def _open_agents(path: Path, options: _Options) -> StreamedTrace:
@@ -199,10 +207,9 @@ def _open_azure(path: Path, options: _Options) -> StreamedTrace:
     from hotprefix.lab.trace import azure
 
     def read(report: Report) -> Iterator[TraceRequest]:
-        return from_zero(in_order(read_requests(path, azure.Azure(), report), report))
+        return read_requests(path, azure.Azure(), report)
 
-    provenance = Provenance(path.name, "azure", azure.NOTES)
-    return StreamedTrace(_stem(path), _NO_PREFIXES, False, False, provenance, read)
+    return _arrivals(path, _NO_PREFIXES, False, False, Provenance(path.name, "azure", azure.NOTES), read)
 
 
 def _open_events(path: Path, options: _Options) -> StreamedTrace:
@@ -211,11 +218,10 @@ def _open_events(path: Path, options: _Options) -> StreamedTrace:
     known = eventlog.read_beginning(path)
 
     def read(report: Report) -> Iterator[TraceRequest]:
-        events = eventlog.read_events(path, report, sessions=known.has_sessions)
-        return from_zero(in_order(events, report))
+        return eventlog.read_events(path, report, sessions=known.has_sessions)
 
     provenance = Provenance(path.name, "events", eventlog.NOTES)
-    return StreamedTrace(_stem(path), known.page_size, True, known.has_sessions, provenance, read)
+    return _arrivals(path, known.page_size, True, known.has_sessions, provenance, read)
 
 
 FORMATS: Final[dict[str, _Format]] = {

@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from hotprefix.errors import InputError
+from hotprefix.errors import InputError, shortened
 from hotprefix.lab.trace.trace_request import Trace
 
 _VALUE: Final = re.compile(r"'[^']*'|-?\d+(\.\d+)?(e[+-]?\d+)?")  # what differs between faults of one kind
@@ -93,10 +93,5 @@ def _reason(error: Exception, *, valued: bool = True) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if not where:
         return f"the line: {first['msg']}"
-    value = "" if first["type"] == "missing" or not valued else f" ({_short(first['input'])} was given)"
+    value = "" if first["type"] == "missing" or not valued else f" ({shortened(first['input'])} was given)"
     return f"{where}: {first['msg']}{value}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

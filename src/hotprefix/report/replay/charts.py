@@ -52,7 +52,7 @@ def intervals(
         reach = (
             max(
                 0.05,
-                *(min(1.5, abs(v)) for row in rows for v in row[1:4]),
+                *(min(_FAR, abs(v)) for row in rows for v in row[1:4]),
                 *(abs(v) for ends in limits for v in ends),
             )
             * 1.12

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from hotprefix.lab.experiment.result import CostLabel, ExperimentResult, Provenance
 from hotprefix.lab.interval import METHOD
 from hotprefix.lab.stats import SECTIONS
 from hotprefix.lab.table_math import PERCENTILE_METHOD
+from hotprefix.report.html_page import render_page
 from hotprefix.report.replay.capacity_sweep import bound_table, bucket_tables, capacity_charts
 from hotprefix.report.replay.conditions import condition_section
 from hotprefix.report.replay.lookup import Lookup
@@ -25,12 +24,9 @@ from hotprefix.report.replay.words import value
 
 def render(result: ExperimentResult) -> str:
     """The report as one HTML document."""
-    env = Environment(
-        loader=PackageLoader("hotprefix.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     lookup = Lookup(result)
-    return env.get_template("replay.html").render(
+    return render_page(
+        "replay.html",
         title=f"{result.name}: hotprefix replay",
         name=result.name,
         question=result.question,

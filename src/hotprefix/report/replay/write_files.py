@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hotprefix.lab.experiment.finished_runs import write_whole
 from hotprefix.lab.experiment.result import ExperimentResult
 from hotprefix.report.replay.page import render
 from hotprefix.report.replay.replay_summary import summary, tables
@@ -23,18 +24,12 @@ def write(result: ExperimentResult, out: Path, console: Console) -> None:
     on the console."""
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables(result).items():
-        _put(out / f"{name}.csv", table.write_csv().encode())
+        write_whole(out / f"{name}.csv", table.write_csv().encode())
         held = io.BytesIO()
         table.write_parquet(held)
-        _put(out / f"{name}.parquet", held.getvalue())
+        write_whole(out / f"{name}.parquet", held.getvalue())
     text = json.dumps(summary(result), indent=1, allow_nan=False, ensure_ascii=False)
-    _put(out / "summary.json", f"{text}\n".encode())
-    _put(out / "report.html", render(result).encode())
+    write_whole(out / "summary.json", f"{text}\n".encode())
+    write_whole(out / "report.html", render(result).encode())
     show(result, console)
     console.print(f"report: {out / 'report.html'}", markup=False, highlight=False)
-
-
-def _put(path: Path, data: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)

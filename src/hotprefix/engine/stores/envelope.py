@@ -1,4 +1,4 @@
-"""What is written around a page's bytes. Owns: `pack`, `unpack`, `checked` and the frame's layout.
+"""What is written around a page's bytes. Owns: `pack`, `unpack`, `checked` and the envelope's layout.
 
 Rules: a payload comes out of `unpack` only if every byte of header and payload is what `pack` wrote for
 that very key; anything else raises `PageError` with its reason. The header is 96 bytes, little endian:
@@ -6,11 +6,10 @@ that very key; anything else raises `PageError` with its reason. The header is 9
     magic 4 | version 2 | zero 2 | key 32 | parent's key 32 | payload length 8 | checksum 16 | payload
 
 A prefix's first page has no parent: 32 zeros. Every store keeps the pages of each version under a name that
-contains the version. So a page whose header gives another version is damaged.
-The checksum is XXH3-128 over the payload and the part of the header before the checksum. It finds accidents
-(torn writes, bad disks, swapped files) at memory speed; a cryptographic digest would cost more than reading
-the page. It does not protect against an attacker who can write to the store: whatever can write to a cache is
-trusted.
+contains the version. So a page whose header gives another version is damaged. The checksum is XXH3-128 over
+the payload and the part of the header before the checksum. It finds accidents (torn writes, bad disks,
+swapped files) at memory speed; a cryptographic digest would cost more than reading the page. It does not
+protect against an attacker who can write to the store: whatever can write to a cache is trusted.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ HEADER_BYTES = _HEAD.size + _DIGEST_BYTES
 
 
 def pack(key: bytes, payload: bytes, parent: bytes | None = None) -> bytes:
-    """The framed page, `HEADER_BYTES` longer than the payload. parent: the key of the page before it, None
+    """The wrapped page, `HEADER_BYTES` longer than the payload. parent: the key of the page before it, None
     for a prefix's first. Raises ValueError for a bad key."""
     above = _NO_PARENT if parent is None else parent
     for name in (key, above):
@@ -42,8 +41,8 @@ def pack(key: bytes, payload: bytes, parent: bytes | None = None) -> bytes:
 
 
 def parent_of(data: bytes) -> bytes | None:
-    """The parent's key in a frame or in its first `HEADER_BYTES`; None for a prefix's first page, and for
-    bytes that are no header of this version."""
+    """The parent's key in a wrapped page or in its first `HEADER_BYTES`. None for a prefix's first page, and
+    for bytes that are no header of this version."""
     if len(data) < _HEAD.size:
         return None
     magic, version, _, _, parent, _ = _HEAD.unpack_from(data)
@@ -51,7 +50,7 @@ def parent_of(data: bytes) -> bytes | None:
 
 
 def unpack(key: bytes, data: bytes) -> bytes:
-    """The payload framed for `key`. Raises PageError with the reason truncated, corrupted, foreign_version,
+    """The payload wrapped for `key`. Raises PageError with the reason truncated, corrupted, foreign_version,
     wrong_length (there are bytes after the payload) or wrong_key (an intact page of another key)."""
     if len(data) < HEADER_BYTES:
         raise PageError(Reason.TRUNCATED, f"{len(data)} bytes are less than a header of {HEADER_BYTES}")

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hotprefix.bench.bench_summary import ArmResult, WorkloadResult
-from hotprefix.report.figure_text import Cell, change, factor, seconds, spread, whole
+from hotprefix.bench.figure_cells import Cell, change, factor, spread
+from hotprefix.report.figure_text import seconds, whole
 
 _STYLES = {"good": "green", "bad": "red", "": ""}
 _COUNT_HEADS = ("per follower", "restored", "computed", "required", "factor")

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hotprefix.bench.bench_summary import ArmResult, Figure, GroupResult, Setup, Summary, WorkloadResult
-from hotprefix.report.figure_text import Cell, change, factor, seconds, spread, whole
+from hotprefix.bench.figure_cells import Cell, change, factor, spread
+from hotprefix.report.figure_text import seconds, whole
+from hotprefix.report.html_page import render_page
 from hotprefix.report.svg import Bar, bar_panel, extent
 
 _MAX_ARMS_PER_PANEL_OF_GROUPS = 3
@@ -27,7 +28,8 @@ _TIME_HEADS = (
     "arm", "mean TTFT", "change", "max TTFT", "change", "slowest completion", "change", "makespan",
 )  # fmt: skip
 _GLOSSARY = (
-    ("arm", "publication + flight: when computed pages become visible, and who computes a shared prompt."),
+    ("arm", "publication + flight: when computed pages become visible, and which request computes a shared "
+     "prompt."),
     ("restored, per follower", "prompt tokens taken from the prefix cache; mean over the followers."),
     ("computed", "prompt positions run through the model, counted at the executor."),
     ("required", "what perfect sharing without a cache limit computes, each follower's last part included."),
@@ -59,11 +61,8 @@ _SLOWEST = _Metric("Slowest completion", lambda a: a.timings.slowest_completion_
 
 def render(summary: Summary) -> str:
     """The report as one HTML document."""
-    env = Environment(
-        loader=PackageLoader("hotprefix.report"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return env.get_template("bench.html").render(
+    return render_page(
+        "bench.html",
         title="hotprefix bench",
         lead=_lead(summary.setup),
         cards=[_card(w) for w in summary.workloads],
