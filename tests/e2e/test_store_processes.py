@@ -41,7 +41,7 @@ def locked_disk_bytes(root: Path) -> int:
 
 
 def test_four_processes_keep_one_quota(tmp_path: Path) -> None:
-    """Handed case 111: 160 pages of 100 kB by four writers into 10 MB."""
+    """160 pages of 100 kB by four writers into 10 MB."""
     root = tmp_path / "l3"
     children = [start("fill", f"file://{root}?quota={QUOTA}", 1000 * n) for n in range(1, 5)]
     seen = 0
@@ -72,7 +72,6 @@ def test_a_writer_killed_at_any_step_leaves_whole_pages_and_a_quota_that_holds(t
 
 
 def test_processes_with_different_hash_seeds_share_pages(tmp_path: Path) -> None:
-    """Handed case 51."""
     url = f"file://{tmp_path}/l3?quota=10MB"
     finish(start("save", url, 20, PYTHONHASHSEED="1"))
     outputs = [finish(start("load", url, 20, PYTHONHASHSEED=seed)).split() for seed in ("1", "2")]

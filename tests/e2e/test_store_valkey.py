@@ -300,7 +300,6 @@ def test_close_cuts_off_a_read_from_a_stopped_server() -> None:
 
 
 def test_processes_with_different_hash_seeds_share_pages(server: ValkeyServer, client: Any) -> None:
-    """Handed case 51."""
 
     def child(command: str, seed: str) -> str:
         url = f"valkey://127.0.0.1:{server.port}"

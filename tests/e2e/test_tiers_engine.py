@@ -73,7 +73,7 @@ def test_l2_churn(loops: TierLoops, cold: list[list[int]], write: Write) -> None
 def test_a_restart_finds_its_pages_in_the_folder(
     loops: TierLoops, cold: list[list[int]], tmp_path: Path
 ) -> None:
-    """Handed case 112. Handed case 99: with other weights nothing is found."""
+    """What one engine has stored another one finds; with other weights it finds nothing."""
     url = f"file://{tmp_path}"
     first = loops.make(open_store(url), l2_tokens=512, l3=url)
     assert [r.tokens for r in first.run(*PROMPTS)] == cold
@@ -114,7 +114,7 @@ def test_a_store_that_dies_in_the_middle(loops: TierLoops, cold: list[list[int]]
 
 
 def test_a_store_that_hangs_costs_the_timeout_and_no_more(loops: TierLoops, cold: list[list[int]]) -> None:
-    """Handed case 102. The late answer is dropped; the store's pages are used again once it is back."""
+    """The late answer is dropped; the store's pages are used again once it is back."""
     store, url = in_memory()
     warm(loops, store, url, PROMPTS[0])
     engine = loops.make(store, l2_tokens=512, l3=url, prefetch_timeout_s=0.2)
@@ -131,7 +131,7 @@ def test_a_store_that_hangs_costs_the_timeout_and_no_more(loops: TierLoops, cold
 
 @pytest.mark.parametrize("damage", ["vanished", "flipped", "truncated", "foreign"])
 def test_a_damaged_page_is_computed_again(loops: TierLoops, cold: list[list[int]], damage: str) -> None:
-    """Handed cases 96, 97, 101: the pages before it are used, never the page itself."""
+    """The pages before it are used, never the page itself."""
     store, url = in_memory()
     warm(loops, store, url, PROMPTS[0])
     third, other = list(store.pages)[2:4]

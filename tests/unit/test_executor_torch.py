@@ -67,7 +67,7 @@ def start(executor: TorchExecutor, request: Sequencer, **settings: Any) -> Seque
 
 
 def test_mixed_batches_on_a_fragmented_pool_equal_lone_runs(loaded: LoadedModel) -> None:
-    """Handed case 31: pages interleaved between requests, prefill chunks and decodes in one step."""
+    """Pages interleaved between requests, prefill chunks and decodes in one step."""
     executor, _ = executor_for(loaded, PAGES, PAGE)
     lengths = (3, 23, 41, 16)
     requests = [
@@ -128,7 +128,7 @@ def test_a_slot_is_reused_by_a_longer_request(loaded: LoadedModel) -> None:
 def test_prompt_logprobs_in_any_chunks(
     loaded: LoadedModel, model: Any, chunk: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Handed case 11: equal entries however the prompt is cut, one per token but the first."""
+    """Equal entries however the prompt is cut, one per token but the first."""
     monkeypatch.setattr(torch_executor, "_LOGPROB_ROWS", block)
     tokens = prompt(4, 33)
     executor, _ = executor_for(loaded, PAGES, PAGE)

@@ -65,7 +65,7 @@ def test_only_a_leader_releases_or_hands_over_and_never_just_ends() -> None:
 
 
 def test_handing_over_elects_the_first_follower_a_bounded_number_of_times() -> None:
-    """Handed case 36: three leaders die in a row."""
+    """Three leaders die in a row."""
     f = ExactFlights(2)
     for r in "abcde":
         f.join(r, "k")
@@ -136,7 +136,7 @@ def test_only_equal_inputs_meet(flight: Flight) -> None:
 @pytest.mark.parametrize("flight", EXACT)
 @pytest.mark.parametrize("when", ["waiting", "prefilling", "in flight"])
 def test_when_the_leader_leaves_one_follower_goes_on_from_its_pages(flight: Flight, when: str) -> None:
-    """Handed case 36: nobody else is cancelled, nothing that is done is done again."""
+    """Nobody else is cancelled, nothing that is done is done again."""
     d = burst(flight, 6, max_batched_tokens=16)
     if when == "prefilling":
         d.step()
@@ -166,7 +166,7 @@ def test_leaders_that_die_in_a_row_leave_nobody_hanging(flight: Flight) -> None:
 
 @pytest.mark.parametrize("flight", EXACT)
 def test_pages_lost_before_the_followers_use_them_are_computed_again(flight: Flight) -> None:
-    """Handed case 36: done is not the same as cached."""
+    """Done is not the same as cached."""
     d = burst(flight)
     while d.kernel.status().parked:
         d.step()

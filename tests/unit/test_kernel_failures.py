@@ -25,7 +25,7 @@ def fail(d: Driver, times: int = 1) -> None:
 def test_pages_of_a_failed_step_are_never_hit(
     publication: Publication, flight: Flight, same_step: bool
 ) -> None:
-    """Handed case 19: what is visible from planning on is taken back when the step does not run."""
+    """What is visible from planning on is taken back when the step does not run."""
     d = Driver(64, 4, Capabilities(same_step), publication=publication, flight=flight, max_batched_tokens=16)
     for n in range(4):
         d.submit(f"r{n}", [*A, n], 4)
@@ -38,7 +38,7 @@ def test_pages_of_a_failed_step_are_never_hit(
 
 
 def test_an_abort_between_plan_and_commit_leaves_nothing_half_written() -> None:
-    """Handed case 19 again, the request itself goes."""
+    """The same if the request itself goes."""
     for ok in (True, False):
         d = Driver(64, 4)
         d.submit("a", A, 4)

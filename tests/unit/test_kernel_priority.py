@@ -22,7 +22,6 @@ def first_token_step(d: Driver, name: str, limit: int = 200) -> int:
 
 
 def test_an_important_request_starts_within_one_step_though_all_slots_are_taken() -> None:
-    """Handed case 76."""
     d = driver(max_running=2)
     for n in range(2):
         d.submit(f"low{n}", [n, 1, 2, 3, 4], 40, priority=5)
@@ -44,7 +43,6 @@ def test_without_preemption_it_waits_for_a_slot() -> None:
 
 
 def test_equal_priorities_never_swap() -> None:
-    """Handed case 76, second half."""
     d = driver(12, max_running=2)
     for n in range(6):
         d.submit(f"r{n}", [n, 1, 2, 3, 4], 12, priority=3)

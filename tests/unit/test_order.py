@@ -33,7 +33,7 @@ def test_equal_candidates_keep_their_arrival_order(policy: Order) -> None:
 
 
 def test_dfs_groups_what_shares_a_prefix_however_the_arrivals_are_interleaved() -> None:
-    """Handed case 62: grouping that was only a tie-break on age never happened."""
+    """Grouping that was only a tie-break on age never happened."""
     arrivals = [(1,), (2, 5), (1, 7), (2, 5), (1, 7), (2,), (1,), ()]
     got = order(Order.DFS, *(Candidate(n, 0, 0, path=p) for n, p in enumerate(arrivals)))
     assert got == [2, 4, 0, 6, 1, 3, 5, 7], "the heavier subtree first, deepest first within it"
@@ -68,7 +68,7 @@ def test_ageing_puts_the_overtaken_first(policy: Order) -> None:
 @pytest.mark.parametrize("policy", sorted(CACHE_AWARE))
 @pytest.mark.parametrize("max_overtakes", [0, 3, 10])
 def test_a_cold_request_waits_for_a_bounded_number_of_hot_ones(policy: Order, max_overtakes: int) -> None:
-    """Handed case 61: one slot, hot arrivals for ever."""
+    """One slot, hot arrivals for ever."""
     d = Driver(200, 4, order=policy, max_running=1, max_overtakes=max_overtakes)
     hot = list(range(40))
     d.submit("warm", hot, 1)

@@ -98,7 +98,7 @@ def test_rows_are_what_the_driver_saw(seed: int) -> None:
 
 
 def test_queue_time_is_the_first_wait_and_waits_after_retractions_are_apart() -> None:
-    """Handed case 154: a request that was put back to wait."""
+    """A request that was put back to wait."""
     found = [rows_of(watched(seed, 80)[1])[0] for seed in range(30)]
     again = [row for rows in found for row in rows.values() if row.requeue_s is not None]
     assert again

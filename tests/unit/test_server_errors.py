@@ -109,7 +109,7 @@ async def test_a_wrong_field_is_a_400_that_names_it(route: str, body: dict[str, 
     assert not engine.seen
 
 
-# Handed case 144: token ids that are not; case 84: empty prompts.
+# Token ids that are none, and empty prompts.
 PROMPTS: list[tuple[Any, str]] = [
     ("", "prompt"), ([], "prompt"), ([""], "prompt"), ([[]], "prompt"), (["", "a"], "prompt[0]"),
     (["a", ""], "prompt[1]"), (5, "prompt"), ({}, "prompt"), ([-1], "prompt"), ([VOCAB], "prompt"),

@@ -139,7 +139,6 @@ def test_a_trace_must_have_what_the_loop_needs() -> None:
 
 
 def test_a_second_turn_computes_only_what_is_new() -> None:
-    """Handed case 171."""
     found = by_name(replay(agents(1, 3, shared=5, grow=3), **CLOSED))
     assert [found[f"s0t{t}"]["cached_l1"] for t in range(3)] == [0, 8 * BLOCK, 11 * BLOCK]
     assert [found[f"s0t{t}"]["computed_tokens"] for t in range(3)] == [33, 13, 13]
@@ -310,7 +309,7 @@ def test_an_instance_that_gets_nothing_is_idle_and_not_absent(warm_up: int) -> N
 
 
 def test_a_pool_below_one_request_rejects_and_ends() -> None:
-    """Handed case 169: no livelock."""
+    """No livelock."""
     tables = replay(agents(3, 3), total_pages=4, **CLOSED)
     assert set(tables.requests["outcome"]) == {"rejected"}
     assert tables.requests.height == 9

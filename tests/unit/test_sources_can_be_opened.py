@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PRIVATE = re.compile(
-    r"handed\s+case|\bfound-\d|\b[Ii]ssue \d+\b|\bfinding \d+|\bthe spec\b|"
+    r"[Hh]anded\s+cases?|\bfound-\d|\b[Ii]ssue \d+\b|\bfinding \d+|\bthe spec\b|"
     r"seed: (?:single flight|hot prefixes)|\bthe seed's (?:shape|section)|"
     r"(?<![\w/])(?:kernel|engine|lab|fleet|agents|evidence)\.md"
 )

@@ -111,7 +111,7 @@ def test_pages_per_link_are_those_of_steps_that_ran() -> None:
 
 @pytest.mark.parametrize("write", list(Write))
 def test_what_found_no_room_in_l2_is_lost_and_not_taken_for_saved(write: Write) -> None:
-    """Handed case 106: L2 has 2 pages, both protected by moves in flight; the rest is computed again."""
+    """L2 has 2 pages, both protected by moves in flight; the rest is computed again."""
     d = tiered(pages=12, host=2, write=write, storage=False)
     d.submit("a", LONG, 1)
     d.run()
@@ -127,7 +127,7 @@ def test_what_found_no_room_in_l2_is_lost_and_not_taken_for_saved(write: Write) 
 
 
 def test_a_store_that_lost_the_third_of_five_pages_gives_two() -> None:
-    """Handed case 96: a key that was never put, or vanished, ends the hit before it."""
+    """A key that was never put, or vanished, ends the hit before it."""
     d = in_storage(tiered(), LONG[:21])
     del d.executor.stored[list(d.executor.stored)[2]]
     d.submit("b", LONG[:21], 1)
@@ -137,7 +137,7 @@ def test_a_store_that_lost_the_third_of_five_pages_gives_two() -> None:
 
 @pytest.mark.parametrize("came", [0, 1, 3, 10])
 def test_a_part_of_a_fetch_is_used_as_whole_pages(came: int) -> None:
-    """Handed case 104: never more than what came, never a part of a page."""
+    """Never more than what came, never a part of a page."""
     d = in_storage(tiered(), LONG)
     d.storage_delay = NEVER
     d.submit("b", LONG, 1)
@@ -161,7 +161,7 @@ def test_more_pages_than_were_asked_for_are_an_error() -> None:
 
 
 def test_a_store_that_hangs_costs_the_timeout_and_its_late_answer_is_dropped() -> None:
-    """Handed case 102. Nothing is reserved for bytes on their way, so none can land in a page that was
+    """Nothing is reserved for bytes on their way, so none can land in a page that was
     given to somebody else."""
     d = in_storage(tiered(prefetch=Prefetch.TIMEOUT, prefetch_timeout_s=3.0), LONG)
     d.storage_delay = NEVER
@@ -201,7 +201,7 @@ def test_others_go_on_while_one_waits_for_its_pages() -> None:
 
 
 def test_an_abort_while_the_prefetch_runs_returns_everything() -> None:
-    """Handed case 109, before and after the pages have landed."""
+    """An abort while pages are on their way, before and after they have landed."""
     d = in_storage(tiered(max_running=1, min_fetch_pages=3), LONG)
     d.submit("busy", [90] * 9, 20)
     d.storage_delay = 3
@@ -277,7 +277,7 @@ def test_a_failed_step_does_not_meet_a_pin_on_pages_it_was_saving() -> None:
 
 
 def test_a_page_is_read_out_before_it_can_be_given_to_another() -> None:
-    """Handed case 107: the store gets the bytes under the right key though L1 evicts the page in the very
+    """The store gets the bytes under the right key though L1 evicts the page in the very
     next plan."""
     d = tiered(pages=12)
     d.submit("a", LONG, 1)
@@ -438,7 +438,7 @@ def test_after_a_failed_step_pages_are_computed_not_copied_again() -> None:
 @pytest.mark.parametrize("policy", list(Prefetch))
 @pytest.mark.parametrize("delay", [0, 2, 50])
 def test_later_prefetches_never_block_the_head(policy: Prefetch, delay: int) -> None:
-    """Handed case 176: 20 queued requests with 10 pages each in L3, an L2 of 40 pages."""
+    """20 queued requests with 10 pages each in L3, an L2 of 40 pages."""
     prompts = [[n, *range(40)] for n in range(20)]
     d = in_storage(
         tiered(pages=64, prefetch=policy, prefetch_timeout_s=4.0, max_running=2, refresh=Refresh.OFF),
@@ -477,7 +477,7 @@ def test_a_small_fetch_does_not_overtake_a_large_one_that_waits_for_room() -> No
 
 
 def test_one_that_waits_for_l3_holds_no_page_of_l1() -> None:
-    """Handed case 72: the head needs the whole pool while the one behind it is parked at a transfer."""
+    """The head needs the whole pool while the one behind it is parked at a transfer."""
     d = in_storage(tiered(pages=12), LONG)
     d.storage_delay = 30
     d.submit("parked", LONG, 1)
@@ -525,7 +525,7 @@ def test_nobody_is_retracted_for_one_whose_pages_are_still_on_their_way() -> Non
 @pytest.mark.parametrize("write", list(Write))
 @pytest.mark.parametrize("after", [0, 1, 2, 5])
 def test_a_flush_leaves_nothing_behind_in_l2(write: Write, after: int) -> None:
-    """Handed case 99: nor does write-back carry over what is flushed, nor do copies that have not begun."""
+    """Write-back carries nothing over that was flushed, and copies that have not begun are dropped."""
     d = tiered(write=write)
     d.submit("a", LONG, 1)
     d.submit("again", LONG, 1)
@@ -548,7 +548,7 @@ def test_a_flush_leaves_nothing_behind_in_l2(write: Write, after: int) -> None:
 
 
 def test_a_page_that_leaves_one_tier_is_still_known_in_the_next() -> None:
-    """Handed case 136: out of L1 it is in L2, out of L2 it is in L3."""
+    """Out of L1 it is in L2, out of L2 it is in L3."""
     d = tiered(pages=12, host=12)
     d.submit("a", LONG, 1)
     d.run()
@@ -572,7 +572,7 @@ def test_a_tenants_pages_in_the_store_are_no_hit_for_another() -> None:
 
 
 def test_many_prompts_through_an_l2_that_holds_few() -> None:
-    """Handed case 97: L1 and L2 tiny, everything goes to L3 and comes back."""
+    """L1 and L2 tiny, everything goes to L3 and comes back."""
     prompts = [[n, 90 - n, *range(n, n + 20), n] for n in range(50)]
     d = tiered(pages=8, host=6)
     for turn in range(2):
