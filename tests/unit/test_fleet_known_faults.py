@@ -1,4 +1,5 @@
-"""Faults that other routers had, one test for each kind: what a choice must not do, and what must not be left."""
+"""Faults that other routers had, one test for each kind: what a choice must not do, and what must not be
+left."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def test_a_burst_with_a_shared_cold_prefix_computes_it_once(common: int, tail: i
 
 
 def test_where_a_copy_is_the_better_choice_it_is_chosen_and_counted() -> None:
-    """Tails as long as the prefix: waiting costs more than computing it on idle workers. What is computed is the
-    distinct tokens and the copies that were chosen."""
+    """Tails as long as the prefix: waiting costs more than computing it on idle workers. What is computed is
+    the distinct tokens and the copies that were chosen."""
     made = fleet()
     workers = OneByOne(made, names())
     shared = prompt("comm", 20)
@@ -174,7 +175,8 @@ def test_a_wait_is_bounded_and_then_also_full_workers_may_be_chosen() -> None:
 
 
 def test_pages_that_several_streams_share_count_once_for_each_worker() -> None:
-    """`dynamo#14157`: ten streams that share 90 %. Load is what the worker reports, and since then new pages."""
+    """`dynamo#14157`: ten streams that share 90 %. Load is what the worker reports, and since then new
+    pages."""
     made = fleet(1)
     made.cached("w0", Shelf.L1, 0.0, prompt("comm", 90))
     made.report("w0", report(0.0, protected=90), 0.0)
@@ -213,8 +215,8 @@ def test_nothing_is_left_of_thousands_of_requests_whatever_their_endings() -> No
 
 
 def test_a_few_huge_cold_prompts_do_not_ruin_the_warm_ones() -> None:
-    """`dynamo#12806`: 2 of 200 requests are 100 times as long. Warm requests wait for none of them, and they are
-    not put off themselves."""
+    """`dynamo#12806`: 2 of 200 requests are 100 times as long. Warm requests wait for none of them, and they
+    are not put off themselves."""
     made = fleet()
     workers = OneByOne(made, names())
     arrivals = []

@@ -100,7 +100,7 @@ def test_of_predictions_within_the_slack_the_one_with_the_least_to_compute_is_ta
     made = fleet(Arm.PREDICTED)
     assert routed(made, request("a", HOT), 0.0).worker == "w0"
     decision = routed(made, request("b", HOT), 0.0)
-    assert (decision.worker, decision.found.flight, decision.rule) == ("w0", 320, "least_work_within_slack")
+    assert (decision.worker, decision.found.flight, decision.rule) == ("w0", 320, "equal_within_slack")
     exact = fleet(Arm.PREDICTED, slack=0.0)
     routed(exact, request("a", HOT), 0.0)
     assert routed(exact, request("b", HOT), 0.0).copying == "earlier_here"
@@ -212,7 +212,11 @@ def replicas(plan: Plan, name: str) -> tuple[str, ...]:
 
 def test_a_key_gets_as_many_workers_as_its_rate_needs() -> None:
     plan = planned({"aaaa": 3, "bbbb": 1, "cccc": 9})
-    assert [len(replicas(plan, name)) for name in ("aaaa", "bbbb", "cccc")] == [3, 1, 4]  # 9 need 9, there are 4
+    assert [len(replicas(plan, name)) for name in ("aaaa", "bbbb", "cccc")] == [
+        3,
+        1,
+        4,
+    ]  # 9 need 9, there are 4
     assert len(set(replicas(plan, "aaaa"))) == 3
 
 

@@ -30,7 +30,9 @@ def test_the_queue_is_what_stands_there_less_what_time_has_done_of_its_first() -
     made = fleet(one())
     assert routed(made, request("a", (), tail=300), 0.0).parts.first == pytest.approx(0.3)
     assert routed(made, request("b", (), tail=200), 0.1).parts[:2] == pytest.approx((0.2, 0.0))
-    assert routed(made, request("c", (), tail=100), 5.0).parts.queue == pytest.approx(0.2)  # b cannot have begun
+    assert routed(made, request("c", (), tail=100), 5.0).parts.queue == pytest.approx(
+        0.2
+    )  # b cannot have begun
     finish(made, "a", 5.0)
     assert routed(made, request("d", (), tail=100), 5.1).parts.queue == pytest.approx(0.2)  # b began at 5.0
 
