@@ -4,8 +4,9 @@ usage: python bench/fleet_core.py [--json FILE] [--dynamo PYTHON]
 
 Decisions are for a prompt of 2,048 page keys (32k tokens in pages of 16), of which every worker has another
 share, with 8 requests under way on each worker. Whether the compiled copy runs is printed (hotprefix compile;
-HOTPREFIX_INTERPRETED=1 leaves it alone). Process time, one thread, garbage collection off while the clock runs;
-medians and quartiles. --dynamo: a Python that has ai-dynamo-runtime, whose index then does the same beside ours.
+HOTPREFIX_INTERPRETED=1 leaves it alone). Process time, one thread, garbage collection off while the clock
+runs; medians and quartiles. --dynamo: a Python that has ai-dynamo-runtime, whose index then does the same
+beside ours.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ Reach = list[tuple[int, int]]
 
 
 class Holders:
-    """Who holds a page. shelves: the masks of L1, L2 and L3. down_to: of L1, of L1 and L2, of all three.
+    """Who holds a page. shelves: the masks of L1, L2 and L3. l1, l2, l3: of each of them and those above it.
     entries: how many keys share this record."""
 
-    __slots__ = ("down_to", "entries", "shelves")
+    __slots__ = ("entries", "l1", "l2", "l3", "shelves")
 
     def __init__(self, shelves: tuple[int, int, int]) -> None:
         self.entries = 0
@@ -32,8 +32,10 @@ class Holders:
 
     def set(self, shelves: tuple[int, int, int]) -> None:
         """Take these masks."""
-        l1, l2, l3 = self.shelves = shelves
-        self.down_to = (l1, l1 | l2, l1 | l2 | l3)
+        self.shelves = shelves
+        self.l1 = shelves[0]
+        self.l2 = self.l1 | shelves[1]
+        self.l3 = self.l2 | shelves[2]
 
 
 NO_ONE = (0, 0, 0)
@@ -54,7 +56,7 @@ class PageIndex:
         self.forgotten = 0
 
     def __len__(self) -> int:
-        empty = sum(h.entries for h in (*self._shared.values(), *self._twins) if not h.down_to[2])
+        empty = sum(h.entries for h in (*self._shared.values(), *self._twins) if not h.l3)
         return len(self._holders) - empty
 
     def holders(self, key: int) -> tuple[int, int, int]:
@@ -66,17 +68,18 @@ class PageIndex:
 
     def store(self, mask: int, shelf: Shelf, keys: Keys) -> None:
         """These holders have these pages."""
-        holders, before, after = self._holders, None, self._changed(None, mask, shelf, True)
+        holders = self._holders
+        before: Holders | None = None
+        after: Holders | None = None
         for key in keys:
             old = holders.get(key)
-            if old is not before:
+            if after is None or old is not before:
                 before, after = old, self._changed(old, mask, shelf, True)
-            if after is not old:
+            if after is not None and after is not old:
                 holders[key] = after
                 after.entries += 1
                 if old is not None:
                     self._release(old)
-        self._discard_if_unused(after)
         if shelf > self.deepest:
             self.deepest = shelf
         if len(holders) > self._limit:
@@ -93,15 +96,13 @@ class PageIndex:
                 continue
             if old is not before:
                 before, after = old, self._changed(old, mask, shelf, False)
-            if after is None or not after.down_to[2]:
+            if after is None:
                 del holders[key]
                 self._release(old)
             elif after is not old:
                 holders[key] = after
                 after.entries += 1
                 self._release(old)
-        if after is not None:
-            self._discard_if_unused(after)
 
     def drop(self, mask: int, shelf: Shelf | None = None) -> None:
         """These holders have nothing any more; with `shelf`, nothing on it. It changes the shared records and
@@ -114,15 +115,15 @@ class PageIndex:
             h.set((l1, l2, l3))
             if self._shared.setdefault(h.shelves, h) is not h:
                 self._twins.append(h)
-            if not h.down_to[2]:
+            if not h.l3:
                 empty += h.entries
         if empty * 2 >= len(self._holders):
-            self._holders = {key: h for key, h in self._holders.items() if h.down_to[2]}
+            self._holders = {key: h for key, h in self._holders.items() if h.l3}
             self._shared.pop(NO_ONE, None)
-            self._twins = [h for h in self._twins if h.down_to[2]]
+            self._twins = [h for h in self._twins if h.l3]
 
-    def _changed(self, old: Holders | None, mask: int, shelf: Shelf, more: bool) -> Holders:
-        """The record of `old` with these holders more, or less."""
+    def _changed(self, old: Holders | None, mask: int, shelf: Shelf, more: bool) -> Holders | None:
+        """The record of `old` with these holders more, or less; None if no holder is left."""
         l1, l2, l3 = NO_ONE if old is None else old.shelves
         if shelf == Shelf.L1:
             l1 = l1 | mask if more else l1 & ~mask
@@ -131,6 +132,8 @@ class PageIndex:
         else:
             l3 = l3 | mask if more else l3 & ~mask
         shelves = (l1, l2, l3)
+        if shelves == NO_ONE:
+            return None
         if old is not None and old.shelves == shelves:
             return old
         found = self._shared.get(shelves)
@@ -140,12 +143,8 @@ class PageIndex:
 
     def _release(self, old: Holders) -> None:
         old.entries -= 1
-        if not old.entries:
-            self._discard_if_unused(old)
-
-    def _discard_if_unused(self, holders: Holders) -> None:
-        if not holders.entries and self._shared.get(holders.shelves) is holders:
-            del self._shared[holders.shelves]
+        if not old.entries and self._shared.get(old.shelves) is old:
+            del self._shared[old.shelves]
 
     def _shrink(self) -> None:
         """Forget the oldest keys, except those that were asked for lately; these become the newest. Of three
@@ -176,31 +175,33 @@ class PageIndex:
     def reach(self, keys: Keys, shelf: Shelf) -> Reach:
         """How many leading pages each holder has on this shelf and those above it (rule 2)."""
         found: Reach = []
-        if not keys:
-            return found
-        depth = int(shelf)
-        first, last = self._mask(keys[0], depth), len(keys) - 1
-        if first:
-            to_the_end = first & self._mask(keys[last], depth)
+        if keys:
+            depth, last = int(shelf), len(keys) - 1
+            first = self._mask(keys[0], depth)
+            to_the_end = first & self._mask(keys[last], depth) if first else 0
+            to_the_end = self._split(keys, depth, 0, first, last, to_the_end, found)
             if to_the_end:
                 found.append((to_the_end, last + 1))
-            self._split(keys, depth, 0, first, last, to_the_end, found)
         return found
 
     def _mask(self, key: int, depth: int) -> int:
         found = self._holders.get(key)
-        return 0 if found is None else found.down_to[depth]
+        if found is None:
+            return 0
+        return found.l1 if depth == 0 else found.l2 if depth == 1 else found.l3
 
     def _split(
         self, keys: Keys, depth: int, low: int, at_low: int, high: int, at_high: int, found: Reach
-    ) -> None:
-        """Find where those that hold page `low` end before page `high`; at_high: those that hold both."""
-        if at_low == at_high:
-            return
-        if high == low + 1:
-            found.append((at_low & ~at_high, high))
-            return
-        middle = (low + high) >> 1
-        at_middle = at_low & self._mask(keys[middle], depth)
-        self._split(keys, depth, low, at_low, middle, at_middle, found)
-        self._split(keys, depth, middle, at_middle, high, at_high & at_middle, found)
+    ) -> int:
+        """Find where those that hold page `low` end before page `high`. at_high: those that hold both. Returns
+        those of them that do not end in between."""
+        while at_low != at_high:
+            if high == low + 1:
+                found.append((at_low & ~at_high, high))
+                break
+            middle = (low + high) >> 1
+            at_middle = at_low & self._mask(keys[middle], depth)
+            if at_middle != at_low:
+                at_middle = self._split(keys, depth, low, at_low, middle, at_middle, found)
+            low, at_low, at_high = middle, at_middle, at_high & at_middle
+        return at_high

@@ -57,14 +57,14 @@ class Member:
 
 
 class Members:
-    """See the module's rules. store: the mask of the shared L3; 0 as long as there is none. Methods raise
-    ProtocolError for a worker that is not a member."""
+    """See the module's rules. store: the mask of the shared L3; 0 as long as there is none. bits: how many
+    bits the masks have. Methods raise ProtocolError for a worker that is not a member."""
 
     def __init__(self, config: FleetConfig) -> None:
         self._config = config
         self.store = 0
         self._free: list[int] = []
-        self._bits = 0
+        self.bits = 0
         self._lives = 0
         self.all: dict[str, Member] = {}
 
@@ -111,8 +111,8 @@ class Members:
     def _bit(self) -> int:
         if self._free:
             return self._free.pop()
-        self._bits += 1
-        return self._bits - 1
+        self.bits += 1
+        return self.bits - 1
 
     def _next_life(self) -> int:
         self._lives += 1

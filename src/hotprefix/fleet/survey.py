@@ -10,14 +10,14 @@ Rules:
 
 from __future__ import annotations
 
-from hotprefix.fleet.bookings import Bookings
+from hotprefix.fleet.bookings import Booking, Bookings
 from hotprefix.fleet.config import FleetConfig, Term
 from hotprefix.fleet.index import PageIndex
 from hotprefix.fleet.inflight import PagesInFlight, shared
 from hotprefix.fleet.load import components
 from hotprefix.fleet.members import Members
 from hotprefix.fleet.predict import Predictor
-from hotprefix.fleet.records import RouteRequest, Shelf
+from hotprefix.fleet.records import Keys, RouteRequest, Shelf
 from hotprefix.fleet.view import Place
 
 
@@ -58,52 +58,62 @@ class Survey:
 
     def match(self, places: list[Place], request: RouteRequest) -> int:
         """Fill in what each worker need not compute. Returns the most that one of them has, in tokens."""
-        size, most = self._page_size, request.prompt - 1
-        by_bit = {place.member.bit: place for place in places}
-        deepest = self._index.deepest
-        for mask, pages in self._index.reach(request.keys, Shelf.L1):
+        size, most, keys = self._page_size, request.prompt - 1, request.keys
+        by_bit = [places[0]] * self._members.bits
+        for place in places:
+            by_bit[place.member.bit] = place
+        for mask, pages in self._index.reach(keys, Shelf.L1):
             for bit in bits(mask):
                 place = by_bit[bit]
                 place.pages = place.resident = pages
                 place.l1 = min(pages * size, most)
-        if deepest >= Shelf.L2:
-            self._match_below(by_bit, request, Shelf.L2)
-        if deepest >= Shelf.L3:
-            self._match_below(by_bit, request, Shelf.L3)
-        by_name = {place.member.name: place for place in places}
-        for booking in self._flights.find(request.keys):
-            place = by_name[booking.member.name]
-            if booking.first_new > place.pages or not (booking.made or self._in_flight):
-                continue
-            pages = shared(request.keys, booking.keys, booking.first_new)
-            tokens = min(pages * size, most) - place.matched
-            if pages <= place.pages or tokens <= 0:
-                continue
-            place.pages = pages
-            if booking.made and not place.flight:
-                place.l1 += tokens
-            else:
-                place.flight += tokens
-                place.there_at = max(place.there_at, booking.passes(pages))
-                place.leans = None if booking.made else booking
-        return max((place.matched for place in places), default=0)
+        if self._index.deepest >= Shelf.L2:
+            self._match_below(places, by_bit, request, Shelf.L2)
+        if self._index.deepest >= Shelf.L3:
+            self._match_below(places, by_bit, request, Shelf.L3)
+        for booking in self._flights.find(keys):
+            if booking.made or self._in_flight:
+                self._lean(by_bit[booking.member.bit], booking, keys, most)
+        best = 0
+        for place in places:
+            best = max(best, place.matched)
+        return best
 
-    def _match_below(self, by_bit: dict[int, Place], request: RouteRequest, shelf: Shelf) -> None:
+    def _match_below(
+        self, places: list[Place], by_bit: list[Place], request: RouteRequest, shelf: Shelf
+    ) -> None:
         """What workers have on this shelf beyond those above it, as far as they have the links."""
-        size, most = self._page_size, request.prompt - 1
         store = self._members.store
         for mask, pages in self._index.reach(request.keys, shelf):
-            sharing = [p for p in by_bit.values() if p.member.profile.shared_l3] if mask & store else []
-            for place in (*(by_bit[bit] for bit in bits(mask & ~store)), *sharing):
+            found = [by_bit[bit] for bit in bits(mask & ~store)]
+            if mask & store:
+                found += [place for place in places if place.member.profile.shared_l3]
+            for place in found:
                 profile = place.member.profile
-                more = min(pages * size, most) - place.matched
+                more = min(pages * self._page_size, request.prompt - 1) - place.matched
                 if more <= 0 or profile.restore is None or (shelf == Shelf.L3 and profile.fetch is None):
                     continue
                 place.pages = pages
                 if shelf == Shelf.L2:
                     place.resident, place.l2 = pages, more
                 else:
-                    place.l3 = more
+                    place.l3 += more
+
+    def _lean(self, place: Place, booking: Booking, keys: Keys, most: int) -> None:
+        """Count on the pages that a booking computes, if they go on from those that the worker has."""
+        if booking.first_new > place.pages:
+            return
+        pages = shared(keys, booking.keys, booking.first_new)
+        tokens = min(pages * self._page_size, most) - place.matched
+        if pages <= place.pages or tokens <= 0:
+            return
+        place.pages = pages
+        if booking.made and not place.flight:
+            place.l1 += tokens
+        else:
+            place.flight += tokens
+            place.there_at = max(place.there_at, booking.passes(pages))
+            place.leans = None if booking.made else booking
 
     def decoder(self, places: list[Place], avoid: frozenset[str]) -> Place | None:
         """The decode worker for those that only prefill: where there is a row soonest, then the fewest rows
@@ -131,9 +141,9 @@ def bits(mask: int) -> list[int]:
     """The positions of the bits that are set."""
     found = []
     while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
+        bit = mask.bit_length() - 1
+        found.append(bit)
+        mask ^= 1 << bit
     return found
 
 
