@@ -39,6 +39,12 @@ def test_a_key_covers_everything_before_it() -> None:
     assert not set(first) & set(PageKeys(1).of_prompt(A, tokens(1, 2, 3, 4, 5, 6)))
 
 
+def test_the_order_of_pages_matters() -> None:
+    keys = PageKeys(2)
+    there, back = (keys.of_prompt(A, tokens(*ids)) for ids in ((1, 2, 3, 4, 5, 6), (3, 4, 1, 2, 5, 6)))
+    assert not set(there) & set(back)
+
+
 def test_pages_with_equal_tokens_have_keys_of_their_own() -> None:
     assert len(set(PageKeys(2).of_prompt(A, tokens(*[7] * 40)))) == 20
 
