@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hotprefix.cost.answer_lengths import AnswerLengths
 from hotprefix.cost.return_times import PUBLISHED, TOOL, USER, Spread, ThinkTimes
 from hotprefix.errors import ConfigError
 
@@ -67,3 +68,14 @@ def test_a_quantile_that_is_none_is_refused(quantile: float) -> None:
 def test_spread() -> None:
     assert PUBLISHED[TOOL].sigma == pytest.approx(1.6226, abs=1e-4)
     assert Spread(1.0, 1.0).sigma == 0.0
+
+
+def test_answers_are_expected_to_be_as_long_as_those_that_ended() -> None:
+    lengths = AnswerLengths()
+    assert lengths.expected == 256
+    for tokens in (100, 100, 100):
+        lengths.learn(tokens)
+    assert lengths.expected == round((256 + 300) / 4)
+    for _ in range(10_000):
+        lengths.learn(0)
+    assert lengths.expected == 1

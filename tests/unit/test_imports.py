@@ -83,7 +83,7 @@ def test_there_is_something_to_check() -> None:
 
 @pytest.mark.parametrize("path", [p for p in MODULES if layer(p) in ("kernel", "fleet")], ids=name_of)
 def test_kernel_and_fleet_import_only_what_is_pure(path: Path) -> None:
-    own = {"errors", "kernel"} if layer(path) == "kernel" else {"errors", "kernel", "cost", "fleet"}
+    own = {"errors", "kernel"} if layer(path) == "kernel" else {"errors", "fleet"}
     for name in imports(path):
         top = name.partition(".")[0]
         inside = name.startswith("hotprefix.") and name.split(".")[1] in own

@@ -261,3 +261,33 @@ def test_buckets_hold_every_request_once() -> None:
 def test_objectives_are_positive_seconds(value: float) -> None:
     with pytest.raises(ConfigError, match=r"slo\.ttft_s"):
         Slo(ttft_s=value)
+
+
+def test_predictions_are_compared_with_what_came_on_the_instance_chosen_first() -> None:
+    """TTFT is 2 s. The third began again elsewhere, and of the fourth nothing was predicted."""
+    knew = {"available_tokens": 60, "captured_tokens": 30, "copied_tokens": 10}
+    found = of(
+        request(0, predicted_first_s=2.5, **knew),
+        request(1, predicted_first_s=1.0, **knew),
+        request(2, predicted_first_s=90.0, failovers=1, **knew),
+        request(3),
+    )
+    assert found["prediction_bias_s"] == pytest.approx((0.5 - 1.0) / 2)
+    assert found["prediction_error_p50_s"] == pytest.approx(0.75)
+    assert found["failed_over"] == 1
+    assert found["available_share"] == pytest.approx(180 / 400)
+    assert found["captured_share"] == pytest.approx(90 / 400)
+    assert found["copied_tokens"] == 30
+    nothing = of(request(0))
+    assert {nothing[name] for name in ("prediction_bias_s", "available_share", "copied_tokens")} == {None}
+    assert METRICS["prediction_bias_s"].signed
+    assert not METRICS["prediction_error_p95_s"].counts_all
+
+
+def test_the_spread_of_cached_tps_is_of_instances() -> None:
+    table = windows(
+        window(0.0, cached_tokens=100), window(30.0, cached_tokens=200),
+        window(0.0, cached_tokens=100, instance=1), window(0.0, instance=2, cached_tokens=500),
+    )  # fmt: skip
+    found = metrics(requests(request(0)), table, NO_LINKS, slo=NO_SLO, page_tokens=16)
+    assert found["cached_tps_spread"] == pytest.approx((500 - 100) / 300)

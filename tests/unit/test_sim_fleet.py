@@ -104,7 +104,7 @@ def test_lost_batches_are_asked_for_and_come_late_too() -> None:
     gaps = [(now, wanted) for now, (_, _, wanted) in events if wanted is not None]
     assert gaps
     assert answers
-    assert all(batch.number >= wanted.first for _, (wanted, batches) in answers for batch in batches)
+    assert all(batches[0].number == wanted.first for _, (wanted, batches) in answers)
     asked = {(wanted.worker, wanted.ticket): now for now, wanted in gaps}
     firsts = [(now, w) for now, (w, _) in answers if (w.worker, w.ticket) in asked]
     assert all(now == pytest.approx(asked[w.worker, w.ticket] + 0.1) for now, w in firsts)
@@ -313,3 +313,13 @@ def test_bad_settings_are_refused_with_the_fix() -> None:
             replace(Routing(), **{field: value})
     with pytest.raises(ConfigError, match="back_s=1: it died at 2"):
         Death(0, 2.0, 1.0)
+
+
+@pytest.mark.usefixtures("heard")
+def test_a_report_counts_what_came_during_a_step() -> None:
+    """The first prompt is computed in one step of 0.4 s; the second comes meanwhile."""
+    trace = [request("a", range(100), 2), request("b", [200], 2, arrival=0.22)]
+    told = routing(Arm.ROUND_ROBIN, report_every_s=0.1)
+    replay(trace, instances=2, routing=told, max_batched_tokens=512, deaths=(Death(1, 0.0),))
+    waiting = {round(now, 1): r.waiting for now, (name, r) in Heard.latest.of("report") if name == "0"}
+    assert (waiting[0.2], waiting[0.3]) == (0, 1)

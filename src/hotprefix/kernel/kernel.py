@@ -254,6 +254,11 @@ class Kernel:
         """Tell `watch` of every page that comes to and goes from L1's tree (KV events)."""
         self._s.l1.tree.watch_pages(watch)
 
+    def watch_host_pages(self, watch: TreeWatch) -> None:
+        """Tell `watch` of every page that comes to and goes from L2's tree. Without an L2 there is none."""
+        if self._s.host is not None:
+            self._s.host.tier.tree.watch_pages(watch)
+
     @property
     def tier_counters(self) -> tuple[HostCounters, PrefetchCounters]:
         """(pages by link, what became of fetches); all zero without those tiers."""

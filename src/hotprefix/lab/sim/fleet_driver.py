@@ -28,12 +28,13 @@ from hotprefix.fleet.records import (
     Profile,
     ReplayWanted,
     Seen,
+    Shelf,
     Stage,
     WorkerReport,
 )
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.lab.sim.clock import ARRIVAL, NEWS, Clock
-from hotprefix.lab.sim.page_keys import PageKeys, PageNews
+from hotprefix.lab.sim.page_keys import PageKeys, PageNews, StoreNews
 from hotprefix.lab.sim.pending import Pending
 from hotprefix.lab.sim.replay import Replay, Routing
 
@@ -41,12 +42,14 @@ KEPT = 10_000  # batches that an instance can send again, as in records/kvevents
 
 
 class _Life:
-    """One life of an instance, as its events tell it. number: grows from life to life."""
+    """One life of an instance, as its events tell it. number: grows from life to life. l1, l2: what comes to
+    these and goes."""
 
-    __slots__ = ("news", "next", "number", "sent")
+    __slots__ = ("l1", "l2", "next", "number", "sent")
 
-    def __init__(self, number: int, news: PageNews | None) -> None:
-        self.number, self.news = number, news
+    def __init__(self, number: int, keys: PageKeys) -> None:
+        self.number = number
+        self.l1, self.l2 = PageNews(keys), PageNews(keys, Shelf.L2)
         self.next = 0
         self.sent: deque[Batch] = deque(maxlen=KEPT)
 
@@ -59,6 +62,7 @@ class FleetDriver:
     """See the module's rules.
 
     profiles: of each instance.
+    store: what comes to the shared store and goes.
     serve: serve(index, pending, decision, now) hands a request to an instance.
     refuse: refuse(pending, now): there was no instance for it in time.
     """
@@ -70,7 +74,7 @@ class FleetDriver:
         page_size = profiles[0].page_size
         self.fleet = Fleet(replace(routing.fleet, page_size=page_size), Random(f"draw {seed}").randrange)
         self.informed = len(profiles) > 1
-        self.keys = PageKeys(page_size)
+        self.keys, self.store = PageKeys(page_size), StoreNews()
         self._profiles, self._clock, self._serve, self._refuse = profiles, clock, serve, refuse
         self._late, self._lost = routing.staleness_s, routing.lost_events
         self._luck = Random(f"lost {seed}")
@@ -94,12 +98,11 @@ class FleetDriver:
 
     def join(self, index: int, kernel: Kernel, now: float) -> None:
         """An instance is there, with nothing in its cache."""
-        news = None
-        if self.informed:
-            news = PageNews(self.keys)
-            kernel.watch_pages(news)
         self._born += 1
-        self._lives[index] = _Life(self._born, news)
+        life = self._lives[index] = _Life(self._born, self.keys)
+        if self.informed:
+            kernel.watch_pages(life.l1)
+            kernel.watch_host_pages(life.l2)
         self.fleet.join(str(index), self._profiles[index], now)
         self._look(now)
 
@@ -113,7 +116,7 @@ class FleetDriver:
         if self._closed:
             return
         life = self._lives[index]
-        changes = life.news.take() if life.news is not None else ()
+        changes = (*life.l1.take(), *life.l2.take(), *self.store.take())
         if not changes:
             return
         batch = Batch(life.next, changes, now, life.number)
@@ -121,6 +124,11 @@ class FleetDriver:
         life.sent.append(batch)
         if not (self._lost and self._luck.random() < self._lost):
             self._later(index, lambda at: self._answer(index, self.fleet.events(str(index), batch, at)), now)
+
+    def stored(self, index: int, name: bytes, page: int) -> None:
+        """The shared store has taken a page of an instance's L2."""
+        if self.informed:
+            self.store.stored(name, self._lives[index].l2.key(page))
 
     def life(self, index: int) -> int:
         """The number of an instance's life; it grows from life to life."""

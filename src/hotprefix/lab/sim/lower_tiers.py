@@ -44,8 +44,9 @@ class Store:
     3. When a page goes, its last use passes to its parent.
     """
 
-    def __init__(self, pages: int) -> None:
-        self._limit = pages
+    def __init__(self, pages: int, gone: Callable[[bytes], None] | None = None) -> None:
+        """gone: if given, is called with the key of each page that is given up."""
+        self._limit, self._gone = pages, gone
         self._pages: dict[bytes, _Stored] = {}
         self._leaves: list[tuple[int, bytes]] = []
         self._uses = 0
@@ -53,17 +54,18 @@ class Store:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def put(self, key: bytes, parent: bytes | None = None) -> None:
+    def put(self, key: bytes, parent: bytes | None = None) -> bool:
         """Store a page behind its parent (None: it is a prefix's first), unless it is there, its parent is
-        not, or no page can make room."""
+        not, or no page can make room. Returns whether it was taken."""
         if key in self._pages or (parent is not None and parent not in self._pages):
-            return
+            return False
         if len(self._pages) >= self._limit and not self._evict(parent):
-            return
+            return False
         self._pages[key] = _Stored(parent, 0)
         if parent is not None:
             self._pages[parent].children += 1
         self._use(key)
+        return True
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Mark a chain as just used. Only the last page that can be reached is marked; the pages before it
@@ -121,6 +123,8 @@ class Store:
 
     def _remove(self, key: bytes) -> None:
         page = self._pages.pop(key)
+        if self._gone is not None:
+            self._gone(key)
         if page.parent is not None:
             parent = self._pages[page.parent]
             parent.children -= 1
@@ -143,12 +147,15 @@ class HostSide:
     page_bytes: size of one page.
     store: L3; None if there is none.
     disturb_at: disturb_at(when) has the instance look again at that time.
+    stored: if given, stored(key, page) is called with each page of L2 that the store has taken.
     """
 
     def __init__(
-        self, wires: Wires, page_bytes: int, store: Store | None, disturb_at: Callable[[float], None]
-    ) -> None:
+        self, wires: Wires, page_bytes: int, store: Store | None, disturb_at: Callable[[float], None],
+        stored: Callable[[bytes, int], None] | None = None,
+    ) -> None:  # fmt: skip
         self.wires = wires
+        self._stored = stored
         self._bytes, self._store, self._disturb_at = page_bytes, store, disturb_at
         self._pending: dict[int, _Pending] = {}
 
@@ -174,7 +181,8 @@ class HostSide:
             if plan.stores:
                 self.wires.put.send(len(plan.stores) * self._bytes, now)
             for store in plan.stores:
-                self._store.put(store.key, store.parent)
+                if self._store.put(store.key, store.parent) and self._stored is not None:
+                    self._stored(store.key, store.page)
             for chain in plan.touches:
                 self._store.touch(chain)
 

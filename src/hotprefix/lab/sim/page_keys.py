@@ -1,5 +1,5 @@
-"""The numbers by which a fleet knows pages. Owns: `PageKeys`, from a prompt's tokens to 64-bit keys, and
-`PageNews`, which tells a kernel's pages by the same keys.
+"""The numbers by which a fleet knows pages. Owns: `PageKeys`, from a prompt's tokens to 64-bit keys,
+`PageNews`, which tells a kernel's pages by the same keys, and `StoreNews`, the same for the shared store.
 
 Rules:
 1. A key covers namespace and everything before the page, so equal keys mean equal prefixes (64 bits: a
@@ -63,10 +63,11 @@ class PageKeys:
 
 
 class PageNews:
-    """A kernel's `TreeWatch`: which pages came to L1 and went, by key, since `take` was last called."""
+    """A `TreeWatch` of a kernel's L1 or L2: which pages came and went, by key, since `take` was last
+    called."""
 
-    def __init__(self, keys: PageKeys) -> None:
-        self._keys = keys
+    def __init__(self, keys: PageKeys, shelf: Shelf = Shelf.L1) -> None:
+        self._keys, self._shelf = keys, shelf
         self._known: dict[int, tuple[int, int, int]] = {}  # page -> its sum, its place, its key
         self._changes: list[Change] = []
 
@@ -74,6 +75,10 @@ class PageNews:
         """What has changed, in order."""
         changes, self._changes = tuple(self._changes), []
         return changes
+
+    def key(self, page: int) -> int:
+        """The key of a page that is there."""
+        return self._known[page][2]
 
     def added(self, node: Node) -> None:
         parent = node.parent
@@ -90,8 +95,32 @@ class PageNews:
         for page, own, key in zip(node.pages, sums.tolist(), keys, strict=True):
             self._known[page] = (own, place, key)
             place += 1
-        self._changes.append(Change(Shelf.L1, stored=keys))
+        self._changes.append(Change(self._shelf, stored=keys))
 
     def removing(self, leaf: Node, count: int) -> None:
         gone = leaf.pages[len(leaf.pages) - count :]
-        self._changes.append(Change(Shelf.L1, removed=tuple(self._known.pop(p)[2] for p in reversed(gone))))
+        removed = tuple(self._known.pop(page)[2] for page in reversed(gone))
+        self._changes.append(Change(self._shelf, removed=removed))
+
+
+class StoreNews:
+    """Which pages came to the shared store and went, by key, since `take` was last called. Any instance may
+    tell it."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+        self._changes: list[Change] = []
+
+    def take(self) -> tuple[Change, ...]:
+        """What has changed, in order."""
+        changes, self._changes = tuple(self._changes), []
+        return changes
+
+    def stored(self, name: bytes, key: int) -> None:
+        """The store has taken a page. name: by which the store knows it."""
+        self._known[name] = key
+        self._changes.append(Change(Shelf.L3, stored=(key,)))
+
+    def gone(self, name: bytes) -> None:
+        """The store has given up a page."""
+        self._changes.append(Change(Shelf.L3, removed=(self._known.pop(name),)))

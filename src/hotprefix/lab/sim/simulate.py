@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from hotprefix.cost.answer_lengths import AnswerLengths
 from hotprefix.cost.return_times import ThinkTimes
 from hotprefix.errors import HotprefixError
 from hotprefix.fleet.records import Decision, Keys, RouteRequest
@@ -79,24 +80,6 @@ def simulate(
     return simulation.tables(time.perf_counter() - begun)
 
 
-ANSWER_TOKENS = 256  # what an answer is expected to have before any has ended
-
-
-class Mean:
-    """A running mean that begins with one value made up."""
-
-    def __init__(self, first: float) -> None:
-        self._sum, self._count = first, 1
-
-    def add(self, value: float) -> None:
-        self._sum, self._count = self._sum + value, self._count + 1
-
-    @property
-    def rounded(self) -> int:
-        """The mean as a whole number, at least 1."""
-        return max(1, round(self._sum / self._count))
-
-
 class IdealBroken(HotprefixError):
     """More was reused than an endless cache could have reused. That is a bug of ours; it is told instead of
     impossible figures."""
@@ -126,23 +109,23 @@ class _Simulation:
         )  # fmt: skip
         self._prompts = PromptMaker(block_size)
         self._think = ThinkTimes()
-        self._answers = Mean(ANSWER_TOKENS)
+        self._answers = AnswerLengths()
         self._rows: list[Row] = []
         self._routes, self._loads = RouteRows(), LoadRows(replay.window_s)
         self._arrived = self._done = 0
         self._look_at = 0.0
         self._counters: list[Counters] = []
         tiers = replay.kernel.tiers
-        self._store = Store(replay.storage_pages) if tiers is not None and tiers.storage else None
+        stores = tiers is not None and tiers.storage
         everyone = range(replay.instances)
         self._windows = [WindowRows(i, replay.window_s, replay.kernel_of(i).total_pages) for i in everyone]
-        self._wires = [
-            wires(replay.links_of(i), tiers is not None, self._store is not None) for i in everyone
-        ]
+        self._wires = [wires(replay.links_of(i), tiers is not None, stores) for i in everyone]
         self._fleet = FleetDriver(
             replay.routing, [profile(replay, i) for i in everyone], self._clock, seed,
             serve=self._serve, refuse=self._refuse,
         )  # fmt: skip
+        gone = self._fleet.store.gone if self._fleet.informed else None
+        self._store = Store(replay.storage_pages, gone) if stores else None
         self._instances: dict[int, Instance] = {}
         for index in everyone:
             self._begin(index, 0.0)
@@ -154,6 +137,7 @@ class _Simulation:
         side = HostSide(
             self._wires[index], config.page_size * cost.kv_token_bytes, self._store,
             lambda when: self._clock.at(when, ARRIVAL, instance.disturb),
+            lambda name, page: self._fleet.stored(index, name, page),
         )  # fmt: skip
         instance = Instance(
             index, config, cost,
@@ -209,7 +193,7 @@ class _Simulation:
             if self._fleet.informed:
                 keys = self._fleet.keys.of_prompt(Namespace(model=request.namespace), prompt.tokens)
             asked = RouteRequest(
-                name, keys, request.input_length, self._answers.rounded, request.session,
+                name, keys, request.input_length, self._answers.expected, request.session,
                 priority=request.priority,
             )  # fmt: skip
             self._fleet.submit(Pending(name, item, prompt, new_row(item, name, now), asked, now), now)
@@ -231,7 +215,7 @@ class _Simulation:
 
     def _finish(self, pending: Pending, now: float) -> None:
         self._rows.append(pending.row)
-        self._answers.add(pending.row["output_tokens"])
+        self._answers.learn(pending.row["output_tokens"])
         self._done += 1
         for when, following in self._workload.completed(pending.item.request, now):
             self._clock.at(when, ARRIVAL, self._arrival(following))
