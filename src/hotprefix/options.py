@@ -3,7 +3,8 @@
 Rules:
 1. A setting is written once, as a field of a frozen dataclass: `kv_tokens: int = option(32768, ...)`. From it
    come the command line's option (commands/options.py), the check of its value, and its line in
-   docs/policies.md. So a new option is one edit.
+   docs/policies.md. So a new option is one edit there; then its reader, its row
+   in the tests' walk over all options, and docs/policies.md, which is generated.
 2. On the command line it has the field's name, with hyphens and without `_s`, unless `flag` says otherwise.
 3. `unit` names the value in `--help`. A policy is a StrEnum whose members have a `help`.
 """

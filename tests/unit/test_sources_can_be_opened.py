@@ -17,7 +17,7 @@ PRIVATE = re.compile(
 RULE = re.compile(r"\brules? (\d+(?:(?:, | and )\d+)*)\b")
 DECISION = re.compile(r"\(?[Dd]ecisions? (\d+)\b")
 NAMED = re.compile(r"(?<![\w/.-])((?:docs|tests|bench|src)/[\w./*-]+\.(?:md|py|toml|json|png|c|h))")
-INSIDE = re.compile(r"`((?:kernel|engine|records|lab|server|bench|report|commands)/[\w/-]+\.py)`")
+INSIDE = re.compile(r"`((?:kernel|cost|engine|fleet|records|lab|server|bench|report|commands)/[\w/-]+\.py)`")
 
 
 def pages(*suffixes: str) -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """The executor contract. Owns: the one interface between the kernel's plans and what computes them.
 
-Rules: an executor runs exactly the plan it is given and never decides about pages. The torch model, the
-tests' fake and the lab's cost model all stand behind this protocol.
+Rules: an executor runs exactly the plan it is given and never decides about pages. The torch model and the
+tests' fakes stand behind this protocol; the simulator has no executor (lab/sim/instance.py).
 """
 
 from __future__ import annotations

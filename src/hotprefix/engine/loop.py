@@ -1,7 +1,7 @@
 """The real driver: kernel, executor and text, one step at a time. Owns: `EngineLoop`.
 
 Rules:
-1. It is single-threaded. A step is schedule, run, commit, with nothing in between.
+1. It is single-threaded. A step is plan, execute, commit, with nothing in between.
 2. A stop (end token, stop string, complete grammar) is decided before the commit, so a stopped request
    computes nothing more, and nothing beyond the stop is ever published.
 3. An exception inside a step fails that step, never the loop: the kernel retries the step's requests alone.

@@ -69,7 +69,11 @@ class Eviction(Choice):
     SLRU = "slru", "those never used again first, then lru; if many prompts come only once"
     FIFO = "fifo", "the oldest; only to compare with"
     PRIORITY = "priority", "those of the least important requests, then lru; if clients send `priority`"
-    SIEVE = "sieve", "the oldest not used since the last look (SIEVE, NSDI'24); as slru, without counting"
+    SIEVE = (
+        "sieve",
+        "the oldest not used since the last look (SIEVE, NSDI'24); like slru it protects what was used "
+        "again, by a mark instead of a count",
+    )
     REUSE = "reuse", "the one expected back last; for replays only, an engine does not predict that"
 
 

@@ -1,7 +1,7 @@
 """What waiting requests will need soon. Owns: the refresh arms `off`, `window`, `queue_informed`.
 
 Rules (rule 31):
-1. A refresh moves recency only. It pins nothing, loads nothing, asks nothing outside, and changes no
+1. A refresh moves recency at most. It pins nothing, loads nothing, asks nothing outside, and changes no
    request's match beyond the memo that any lookup keeps.
 2. `window` touches the prefixes of the first `refresh_window` waiting requests in reverse, so that the head's
    becomes the most recent. It does nothing if eviction does not go by recency, or if the order of the queue

@@ -7,8 +7,8 @@ Rules:
    at once: its connections tell.
 2. A batch that was lost leaves a gap in the numbers. The core asks for a replay, and the answer comes as late
    as everything else.
-3. What an instance said in a life that has ended may still come while it is back; that it is old is for the
-   core to see.
+3. What an instance said in a life that has ended may still come while it is back; the
+   core has to notice that it is old.
 4. With one instance there is nothing to choose, so no keys are made and nothing is reported.
 """
 

@@ -4,8 +4,8 @@ Rules:
 1. The call order is that of the engine's loop (rule 1): deliver what has come (requests, pages from L3),
    plan, run, commit. Nothing is delivered inside a step.
 2. A step takes the scheduler's time, its restores' and its forward pass's.
-3. A plan that may be repeated is repeated until something has to be delivered: `disturb` ends the run at the
-   first end of a repeat that is not before that moment.
+3. A plan that may be repeated is repeated until something has to be delivered: `disturb` ends the run
+   with the repeat that is under way at that moment.
 
 Example: a plan begins at 10.0 s, may run 5 times, and each run takes 0.2 s, so the run is to end at 11.0. At
 10.3 a request arrives: the run ends at 10.4, after 2 repeats, and the request is delivered before the next

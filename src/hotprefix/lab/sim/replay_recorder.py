@@ -1,4 +1,5 @@
-"""From kernel events to the tables of a replay. Owns: `RequestRows` and `Recorder`, one instance's observer.
+"""From kernel events to the tables of a replay. Owns: `Recorder`, one instance's observer, and
+`WindowRows`.
 
 Rules (terms: docs/records.md):
 1. Everything comes from the kernel's own events and counters; the cache is not asked.

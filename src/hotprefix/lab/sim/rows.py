@@ -1,4 +1,4 @@
-"""What a replay measures. Owns: the columns of the request table and of the window table.
+"""What a replay measures. Owns: the columns of all tables: requests, windows, links, routes, loads.
 
 Rules:
 1. Times are seconds of the virtual clock; tokens are prompt tokens unless named otherwise.

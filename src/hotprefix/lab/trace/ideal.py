@@ -1,4 +1,4 @@
-"""What an endless cache would reuse. Owns: `ideal`, request by request in the trace's order.
+"""What an endless cache would reuse. Owns: `EndlessCache`, request by request in the trace's order.
 
 Rules: a request reuses its leading blocks, up to the first block that no earlier request had in its prompt or
 its answer. The partial last block counts if it has an id. This is the share published for Mooncake's traces.
