@@ -22,7 +22,8 @@ from hotprefix.userdir import default_cache_dir, private
 # configurations are not, because pydantic builds them from annotations, which native classes do not keep.
 PACKAGES = ("fleet", "kernel", "lab")
 NATIVE = (
-    "fleet/*.py", "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py", "lab/cost/prices.py",
+    "fleet/*.py", "kernel/*.py", "kernel/cache/*.py", "kernel/sched/*.py", "lab/cost/features.py",
+    "lab/cost/prices.py",
     "lab/sim/cluster.py", "lab/sim/instance.py", "lab/sim/block_prompts.py", "lab/sim/replay_recorder.py",
     "lab/sim/lower_tiers.py", "lab/sim/arrivals.py", "lab/trace/ideal.py",
 )  # fmt: skip

@@ -120,6 +120,16 @@ def test_reports_correct_the_queue_both_ways_and_fade() -> None:
     assert made.loads(1.3)["w0"].prefill == 0.0
 
 
+def test_a_new_life_by_its_events_has_no_queue_and_takes_no_report_of_the_old_one() -> None:
+    made = fleet(1)
+    made.events("w0", Batch(0, (), 0.5), 0.0)
+    made.report("w0", report(0.0, tokens=5000), 0.0)
+    made.events("w0", Batch(0, (), 9.0), 1.0)
+    assert (made.counters.restarts, made.loads(1.0)["w0"].prefill) == (1, 0.0)
+    made.report("w0", report(0.5, tokens=5000), 1.5)
+    assert made.loads(1.5)["w0"].prefill == 0.0
+
+
 def test_a_report_that_is_too_old_is_not_known_any_more() -> None:
     made = fleet(1)
     made.report("w0", report(0.0, owned=5000), 0.0)
