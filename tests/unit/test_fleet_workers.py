@@ -174,6 +174,15 @@ def test_what_a_worker_without_events_has_is_presumed_within_its_size() -> None:
     assert routed(made, request("late", prompt("tre", 10)), 400.0).found.total == 0
 
 
+def test_a_prompt_beyond_a_worker_s_size_is_presumed_until_the_next() -> None:
+    made = fleet(1, events=False, pages=5)
+    for name in ("one", "two"):
+        routed(made, request(name, prompt(name, 10)), 0.5)
+        finish(made, name, 0.5)
+        assert len(made._flights) == 1
+    assert routed(made, request("a", prompt("two", 10)), 1.0).found.l1 == 160
+
+
 def test_where_hits_go_in_tokens_of_one_denominator() -> None:
     """The holder drains: 160 tokens are there, none is captured. Then 160 are captured and 96 delivered."""
     made = fleet(2)
