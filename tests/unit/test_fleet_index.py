@@ -124,6 +124,7 @@ def test_reach_with_pages_missing_in_between_is_never_too_short(held: list[set[i
         assert holder not in found or 0 in pages
 
 
+@pytest.mark.patches
 @pytest.mark.parametrize("workers", [1, 64, 1024])
 def test_few_keys_are_looked_at(workers: int) -> None:
     """If all hold all, the first and the last; with one that holds less, about as many as halvings."""

@@ -276,10 +276,35 @@ def test_if_the_request_that_computes_fails_the_next_one_takes_its_place() -> No
     assert (work.tokens, round(work.seconds, 6)) == (321 + 3 * 17, 0.372)  # b0 computes them now
     decision = routed(made, request("c", HOT), 0.0)
     assert (decision.worker, decision.found.flight) == (home, 320)
-    for id in ("b0", "b1", "b2", "c"):
+    made.progress("b0", Stage.FAILED, 0.0)
+    decision = routed(made, request("d", HOT), 0.0)  # and now b1
+    assert (decision.worker, decision.found.flight) == (home, 320)
+    for id in ("b1", "b2", "c", "d"):
         made.progress(id, Stage.CANCELLED, 0.0)
     nothing_left(made)
-    assert routed(made, request("d", HOT), 0.0).available == 0
+    assert routed(made, request("e", HOT), 0.0).available == 0
+
+
+def test_pages_in_flight_that_do_not_go_on_from_what_is_there_do_not_count() -> None:
+    made = fleet(1)
+    made.cached("w0", Shelf.L1, 0.0, HOT[:10])
+    assert routed(made, request("a", HOT), 0.0).found.l1 == 160
+    made.cached("w0", Shelf.L1, 0.0, removed=HOT[:10])
+    assert routed(made, request("b", HOT), 0.0).found.total == 0
+
+
+def test_requests_that_have_answered_hold_no_other_ones_in_memory() -> None:
+    made = fleet(1)
+    for n in range(3):
+        routed(made, request(f"r{n}", HOT + prompt("tail", n)), 0.0)
+    books = made._bookings.all
+    assert books["r2"].leans is books["r1"]
+    made.progress("r2", Stage.FIRST_TOKEN, 0.1)
+    assert books["r2"].leans is None
+    made.progress("r0", Stage.FIRST_TOKEN, 0.1)
+    made.progress("r1", Stage.FIRST_TOKEN, 0.1)
+    routed(made, request("late", HOT + prompt("tail", 5)), 0.1)
+    assert books["late"].leans is None
 
 
 def test_a_gap_keeps_the_index_and_a_failed_replay_drops_only_that_worker_s() -> None:

@@ -71,6 +71,21 @@ def test_affinity_knows_no_load_and_bounded_does() -> None:
         assert decision.copying == (None if arm is Arm.AFFINITY else "by_rule")
 
 
+def test_below_the_floor_no_worker_counts_as_overloaded() -> None:
+    """The holder has 50 ms of work and the others none, so it is four times as loaded as the mean."""
+    made = fleet(Arm.BOUNDED)
+    made.cached("w0", Shelf.L1, 0.0, HOT)
+    routed(made, request("work", (), tail=50, avoid=frozenset({"w1", "w2", "w3"})), 0.0)
+    assert routed(made, request("a", HOT), 0.0).worker == "w0"
+
+
+def test_a_worker_without_a_report_is_not_the_least_loaded() -> None:
+    made = fleet(Arm.LEAST_LOAD, workers=3)
+    made.report("w0", report(0.0, tokens=400), 0.0)
+    made.report("w1", report(0.0, tokens=300), 0.0)
+    assert choices(made, 1) == ["w1"]
+
+
 def test_one_hot_worker_does_not_switch_affinity_off_for_the_others() -> None:
     """`vllm-project/router#238`."""
     made = fleet(Arm.BOUNDED)
@@ -258,6 +273,19 @@ def test_a_hot_request_goes_to_its_workers_and_a_cold_one_to_the_better_of_two()
     assert cold.rule == "cold"
 
 
+def test_a_worker_with_more_capacity_is_planned_more() -> None:
+    plan = Plan(PlanConfig(period_s=10.0, anchor_pages=4))
+    made = Fleet(FleetConfig(arm=Arm.LEAST_LOAD))
+    for name, capacity in (("big", 30.0), ("small", 10.0)):
+        made.join(name, profile(capacity=capacity), 0.0)
+    members = list(made._members.all.values())
+    for n in range(8):
+        for _ in range(10):
+            plan.count(prompt(f"k{n}", 9), members, 0.0)
+    plan.count((), members, 10.0)
+    assert Counter(names[0] for names in plan.members.values()) == {"big": 6, "small": 2}
+
+
 def test_if_a_key_s_workers_are_gone_it_is_cold() -> None:
     made = fleet(Arm.PLAN, plan=PlanConfig(period_s=10.0, anchor_pages=4), workers=2)
     routed(made, request("a", HOT), 0.0)
@@ -280,3 +308,16 @@ def test_reports_count_in_the_load() -> None:
     made.report("w1", report(0.0, owned=5000, protected=4000), 0.0)
     assert [made.loads(0.0)[name].largest for name in ("w0", "w1")] == [0.3, 0.9]
     assert choices(made, 3, tail=1) == ["w0", "w0", "w0"]
+
+
+def test_the_example_of_the_docs() -> None:
+    for before, worker, first in ((0, "w0", 0.322), (100, "w1", 0.321)):
+        made = fleet(Arm.PREDICTED, workers=2)
+        others = frozenset({"w1"})
+        if before:
+            routed(made, request("work", (), tail=before, avoid=others), 0.0)
+        routed(made, request("a", HOT, avoid=others), 0.0)
+        decision = routed(made, request("b", HOT), 0.0)
+        assert (decision.worker, decision.copied) == (worker, 320 if before else 0)
+        assert decision.parts.first == pytest.approx(first)
+        assert decision.runners_up[0].parts.first == pytest.approx(0.422 if before else 0.321)

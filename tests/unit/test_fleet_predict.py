@@ -43,8 +43,8 @@ def test_the_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
     made = fleet(Profile(prices, 1000, 16, 100, 10))
     assert routed(made, request("a", (), tail=250), 0.0).parts.compute == pytest.approx(3 * 0.005 + 0.25)
     made.progress("a", Stage.FIRST_TOKEN, 1.0, Seen(compute_s=0.265))
-    parts = routed(made, request("b", (), tail=250), 1.0).parts
-    assert parts.compute == pytest.approx(3 * (0.005 + 0.002) + 0.25)  # 99, 99 and 52 tokens
+    parts = routed(made, request("b", (), tail=299), 1.0).parts
+    assert parts.compute == pytest.approx(4 * (0.005 + 0.002) + 0.299)  # 99, 99, 99 and 2 tokens
     assert parts.delay == pytest.approx(parts.compute)
 
 
@@ -57,6 +57,17 @@ def test_restoring_overlaps_with_the_queue() -> None:
     assert decision.found == (0, 1600, 0, 0, 0)
     assert decision.parts[:4] == pytest.approx((0.5, 0.17, 0.0, 0.001))
     assert decision.parts.first == pytest.approx(0.501)
+
+
+def test_what_overlaps_does_not_add_up_in_the_choice_either() -> None:
+    """0.501 s at the worker that restores while it is busy, 0.601 s at the idle one."""
+    made = fleet(one(restore=QUICK), one(), slack=0.0)
+    made.cached("w0", Shelf.L2, 0.0, HOT)
+    made.cached("w1", Shelf.L1, 0.0, HOT[:62])
+    routed(made, request("a", (), tail=500, avoid=frozenset({"w1"})), 0.0)
+    decision = routed(made, request("b", HOT), 0.0)
+    assert (decision.worker, decision.parts.first) == ("w0", pytest.approx(0.501))
+    assert decision.runners_up[0].parts.first == pytest.approx(0.609)
 
 
 def test_pages_of_l3_pass_both_links() -> None:
@@ -132,6 +143,19 @@ def test_displacement_is_the_price_of_what_must_go_and_unknown_without_a_report(
     made.report("w0", report(0.0, free=30), 0.0)
     assert routed(made, request("b", HOT), 0.0).parts.displacement == pytest.approx(71 * 0.016 / 2)
     assert routed(made, request("c", HOT[:1]), 0.0).parts.displacement == pytest.approx(1 * 0.016 / 2)
+
+
+def test_unknown_displacement_counts_as_the_others_mean() -> None:
+    """w1 has not reported; w0 must evict 100 pages, w2 none. Unknown is not taken for none."""
+    made = fleet(one(), one(), one(), displacement_weight=1.0, delay_weight=0.0, slack=0.0)
+    made.report("w0", report(0.0, free=1), 0.0)
+    made.report("w2", report(0.0, free=200), 0.0)
+    decision = routed(made, request("a", HOT), 0.0)
+    assert decision.worker == "w2"
+    assert [up.worker for up in decision.runners_up] == ["w1", "w0"]
+    finish(made, "a", 0.0)
+    decision = routed(made, request("b", prompt("b", 100)), 0.0)
+    assert [decision.worker, *(up.worker for up in decision.runners_up)] == ["w2", "w1", "w0"]
 
 
 def test_whether_displaced_pages_are_wanted_is_learnt_from_those_that_come_back() -> None:

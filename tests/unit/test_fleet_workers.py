@@ -120,6 +120,16 @@ def test_reports_correct_the_queue_both_ways_and_fade() -> None:
     assert made.loads(1.3)["w0"].prefill == 0.0
 
 
+def test_a_new_life_by_its_events_has_no_queue_and_takes_no_report_of_the_old_one() -> None:
+    made = fleet(1)
+    made.events("w0", Batch(0, (), 0.5), 0.0)
+    made.report("w0", report(0.0, tokens=5000), 0.0)
+    made.events("w0", Batch(0, (), 9.0), 1.0)
+    assert (made.counters.restarts, made.loads(1.0)["w0"].prefill) == (1, 0.0)
+    made.report("w0", report(0.5, tokens=5000), 1.5)
+    assert made.loads(1.5)["w0"].prefill == 0.0
+
+
 def test_a_report_that_is_too_old_is_not_known_any_more() -> None:
     made = fleet(1)
     made.report("w0", report(0.0, owned=5000), 0.0)
@@ -162,6 +172,15 @@ def test_what_a_worker_without_events_has_is_presumed_within_its_size() -> None:
         made.progress(f"again {name}", Stage.FAILED, 100.0)
     assert found == [0, 160, 160]
     assert routed(made, request("late", prompt("tre", 10)), 400.0).found.total == 0
+
+
+def test_a_prompt_beyond_a_worker_s_size_is_presumed_until_the_next() -> None:
+    made = fleet(1, events=False, pages=5)
+    for name in ("one", "two"):
+        routed(made, request(name, prompt(name, 10)), 0.5)
+        finish(made, name, 0.5)
+        assert len(made._flights) == 1
+    assert routed(made, request("a", prompt("two", 10)), 1.0).found.l1 == 160
 
 
 def test_where_hits_go_in_tokens_of_one_denominator() -> None:

@@ -62,7 +62,7 @@ class Fleet(Workers):
         self._tick(now)
         if request.id in self._bookings.all:
             raise ProtocolError(f"request {request.id!r} has a worker: end it there first")
-        since = self._waiting.pop(request.id, now)
+        since = self._waiting.get(request.id, now)
         expired = now - since >= self.config.hold_s
         self._fade(now)
         everyone = self._survey.places(now)
@@ -111,9 +111,11 @@ class Fleet(Workers):
         until = since + self.config.hold_s
         if expired:
             self.counters.expired += 1
+            self._waiting.pop(request.id, None)
         else:
             self.counters.waits += 1
-            self._waiting[request.id], self._wake = since, math.inf
+            self._wake = math.inf
+            self._waiting.setdefault(request.id, since)  # they stay in the order in which they came
         return Wait(request.id, reason, until, expired)
 
     def _decide(self, view: View, place: Place, rule: str, best: int, everyone: list[Place]) -> Decision:
@@ -147,6 +149,7 @@ class Fleet(Workers):
 
     def _book(self, view: View, place: Place, decision: Decision) -> None:
         member, decoder = place.member, place.decoder.member
+        self._waiting.pop(view.request.id, None)
         self._turn += 1
         member.chosen = decoder.chosen = self._turn
         booking = Booking(
@@ -201,7 +204,7 @@ class Fleet(Workers):
         """When the waiting requests are to be routed again; None while none waits."""
         if not self._waiting:
             return None
-        return min(self._wake, min(self._waiting.values()) + self.config.hold_s)
+        return min(self._wake, next(iter(self._waiting.values())) + self.config.hold_s)
 
 
 def _none(_: int) -> int:

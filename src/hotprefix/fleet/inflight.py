@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from hotprefix.fleet.bookings import Booking, Work
@@ -41,6 +42,7 @@ class PagesInFlight:
         self._positions: dict[int, int] = {}
         # By worker: bookings whose pages are made, and until when they count.
         self._made: dict[str, deque[tuple[float, Booking]]] = {}
+        self._soonest = math.inf
 
     def __len__(self) -> int:
         return sum(map(len, self._by_first.values()))
@@ -67,22 +69,26 @@ class PagesInFlight:
             return
         made = self._made.setdefault(booking.member.name, deque())
         made.append((until, booking))
+        self._soonest = min(self._soonest, until)
         if booking.member.profile.events:
             return
         pages = sum(len(b.keys) - b.first_new for _, b in made)
-        while pages > booking.member.profile.total_pages:
+        while pages > booking.member.profile.total_pages and len(made) > 1:
             oldest = made.popleft()[1]
             pages -= len(oldest.keys) - oldest.first_new
             self._remove(oldest)
 
     def expire(self, now: float) -> None:
         """Forget made pages whose time is up."""
+        if now < self._soonest:
+            return
         for worker in [name for name, made in self._made.items() if made[0][0] <= now]:
             made = self._made[worker]
             while made and made[0][0] <= now:
                 self._remove(made.popleft()[1])
             if not made:
                 del self._made[worker]
+        self._soonest = min((made[0][0] for made in self._made.values()), default=math.inf)
 
     def fail(self, booking: Booking, work: Work) -> None:
         """It has ended before its first token. Those that counted on its pages compute them (rule 3)."""

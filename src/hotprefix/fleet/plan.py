@@ -5,9 +5,9 @@ Rules:
    and smoothed.
 2. Keys are admitted by rate until the fleet's slots are full. A key at rate r takes k = max(1, ceil(r / q))
    of them, q being a worker's mean capacity, and never more than there are workers.
-3. Each worker begins with its share of the cold tail, the rate of what was not admitted. Then the replicas
-   are placed, the heaviest first, each on the worker with the least load by its capacity that has a slot
-   left.
+3. Each worker begins with its share, by capacity, of the cold tail (the rate of what was not admitted). Then
+   the replicas are placed, the heaviest first, each on the worker with the least load by its capacity that
+   has a slot left.
 4. Little movement: a replica stays where its key was if that is at most `keep` of the mean load above the
    least.
 5. A hot request goes to the least loaded member of its key's set, a cold one to the less loaded of two drawn.
@@ -91,7 +91,7 @@ class Plan:
             room -= count
             replicas += [(rate / count, key)] * count
         total = sum(capacity.values())
-        load = {name: cold * share / total / share for name, share in capacity.items()}
+        load = dict.fromkeys(capacity, cold / total)
         fleet_load = (cold + sum(rate for rate, _ in replicas)) / total
         before, self.members = self.members, {}
         placed: dict[int, list[str]] = {}

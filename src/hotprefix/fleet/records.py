@@ -4,17 +4,21 @@ Rules:
 1. A record never changes. Two drivers that send equal records get equal decisions.
 2. What is not known is None, never 0.
 
-Units: tokens, pages, seconds, bytes. A page key is the wire's 64-bit number of a page; it covers everything
-before the page, so equal keys at one position mean equal prompts up to there.
+What a worker is stands in profile.py; a driver gets it from here, too. Units: tokens, pages, seconds, bytes.
+A page key is the wire's 64-bit number of a page; it covers everything before the page, so equal keys at one
+position mean equal prompts up to there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from hotprefix.errors import ConfigError
+from hotprefix.fleet.profile import LinkSpeed as LinkSpeed
+from hotprefix.fleet.profile import Profile as Profile
+from hotprefix.fleet.profile import Role as Role
 
 Keys = tuple[int, ...]
 
@@ -25,14 +29,6 @@ class Shelf(IntEnum):
     L1 = 0
     L2 = 1
     L3 = 2
-
-
-class Role(StrEnum):
-    """What a worker does: compute prompts, generate answers, or both."""
-
-    BOTH = "both"
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 class Stage(StrEnum):
@@ -63,70 +59,6 @@ class Copying(StrEnum):
     EARLIER_HERE = "earlier_here"
     COSTS_OTHERS_LESS = "costs_others_less"
     BY_RULE = "by_rule"
-
-
-class StepCost(Protocol):
-    """What a worker's steps cost; `Prices` of the cost model has these methods."""
-
-    def step_s(
-        self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int, /
-    ) -> float: ...
-
-    def scheduler_s(self, running: int, waiting: int, /) -> float: ...
-
-
-class LinkSpeed(NamedTuple):
-    """A link: seconds before the first byte, then bytes a second."""
-
-    latency_s: float
-    bytes_per_s: float
-
-    def seconds(self, size: float) -> float:
-        """How long `size` bytes take if nothing else uses the link. Nothing takes no time."""
-        return self.latency_s + size / self.bytes_per_s if size > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What a worker is. Raises ConfigError if a value is out of range.
-
-    prices: what its steps cost.
-    total_pages, page_size, max_batched_tokens, max_running: as in its kernel's configuration.
-    kv_token_bytes: keys and values of one token in all layers.
-    role: prefill, decode or both.
-    capacity: calibrated requests a second; None = not calibrated.
-    restore: the link from L2 to L1. fetch: from L3 to L2. pull: from a peer. hand_off: from a prefill worker
-    to a decode worker, at the receiver. None: there is no such link, so what lies behind it does not count.
-    shared_l3: its L3 is the store that all such workers share: what one has stored, each can fetch.
-    events: it tells what it caches. Otherwise that is presumed from the decisions, for a time.
-    """
-
-    prices: StepCost
-    total_pages: int
-    page_size: int
-    max_batched_tokens: int
-    max_running: int
-    kv_token_bytes: int = 1
-    role: Role = Role.BOTH
-    capacity: float | None = None
-    restore: LinkSpeed | None = None
-    fetch: LinkSpeed | None = None
-    pull: LinkSpeed | None = None
-    hand_off: LinkSpeed | None = None
-    shared_l3: bool = False
-    events: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("total_pages", "page_size", "max_batched_tokens", "max_running", "kv_token_bytes"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"{name}={value}: give a whole number >= 1", param=name)
-        if self.capacity is not None and not self.capacity > 0:
-            raise ConfigError(f"capacity={self.capacity}: give requests a second > 0", param="capacity")
-        for name in ("restore", "fetch", "pull", "hand_off"):
-            link = getattr(self, name)
-            if link is not None and not (link.latency_s >= 0 and link.bytes_per_s > 0):
-                raise ConfigError(f"{name}={link}: give latency_s >= 0 and bytes_per_s > 0", param=name)
 
 
 @dataclass(frozen=True, slots=True)
