@@ -1,5 +1,5 @@
-"""What tests of the fleet share: profiles whose prices are easy to reckon with, requests, and workers that compute
-one prompt after the other."""
+"""What tests of the fleet share: profiles whose prices are easy to reckon with, requests, and workers that
+compute one prompt after the other."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Done:
 
 @dataclass
 class OneByOne:
-    """Workers that compute one prompt after the other, keep every page, and tell of it as soon as it is there.
-    Their tokens cost `token_s`, whatever their profiles say."""
+    """Workers that compute one prompt after the other, keep every page, and tell of it as soon as it is
+    there. Their tokens cost `token_s`, whatever their profiles say."""
 
     fleet: Fleet
     names: list[str]
@@ -99,7 +99,9 @@ class OneByOne:
             now, kind, n, request, name = heapq.heappop(moments)
             if kind == 0:
                 self.fleet.cached(name, Shelf.L1, now, stored=request.keys)
-                finish(self.fleet, request.id, now, Seen(cached=request.prompt - self.done[request.id].computed))
+                finish(
+                    self.fleet, request.id, now, Seen(cached=request.prompt - self.done[request.id].computed)
+                )
                 continue
             name = routed(self.fleet, request, now).worker
             held = 0

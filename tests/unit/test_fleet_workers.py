@@ -99,7 +99,8 @@ def test_a_worker_that_left_and_came_back_is_cold_and_its_old_questions_count_no
 
 
 def test_reports_correct_the_queue_both_ways_and_fade() -> None:
-    """A report tells of 500 tokens that nothing here has booked; later that of 300 booked ones 100 are left."""
+    """A report tells of 500 tokens that nothing here has booked; later that of 300 booked ones 100 are
+    left."""
     made = fleet(1)
     made.report("w0", report(0.0, tokens=500), 0.0)
     assert made.loads(0.0)["w0"].prefill == 0.5
@@ -107,7 +108,9 @@ def test_reports_correct_the_queue_both_ways_and_fade() -> None:
     routed(made, request("a", (), tail=300), 1.0)
     assert made.loads(1.0)["w0"].prefill == pytest.approx(0.3)
     made.report("w0", report(1.1, tokens=100), 1.1)
-    assert made.loads(1.1)["w0"].prefill == pytest.approx(0.0)  # 200 less than booked, of which 0.1 s has passed
+    assert made.loads(1.1)["w0"].prefill == pytest.approx(
+        0.0
+    )  # 200 less than booked, of which 0.1 s has passed
     routed(made, request("b", (), tail=50), 1.1)  # sent after the report: it takes nothing off that
     made.report("w0", report(0.9, tokens=9000), 1.1)  # older than the last one
     assert made.loads(1.1)["w0"].prefill == pytest.approx(0.05)
@@ -131,9 +134,7 @@ def test_what_one_worker_put_into_a_shared_store_each_can_fetch() -> None:
     made.join("apart", profile(restore=FAST, fetch=FAST), 0.0)
     made.cached("w0", Shelf.L3, 0.0, HOT)
     only = {"w1": frozenset({"w0", "apart"}), "apart": frozenset({"w0", "w1"})}
-    found = {
-        name: routed(made, request(name, HOT, avoid=avoid), 1.0).found for name, avoid in only.items()
-    }
+    found = {name: routed(made, request(name, HOT, avoid=avoid), 1.0).found for name, avoid in only.items()}
     assert (found["w1"].l3, found["apart"].l3) == (160, 0)
     made.leave("w0", 2.0)
     assert routed(made, request("x", HOT, avoid=frozenset({"apart"})), 2.0).found.total == 160
@@ -178,8 +179,12 @@ def test_where_hits_go_in_tokens_of_one_denominator() -> None:
     routed(made, request("c", HOT), 2.0)
     finish(made, "c", 2.5)
     hits = made.hits
-    assert (hits.requests, hits.prompt, hits.available, hits.captured, hits.delivered) == (2, 322, 320, 160, 96)
+    assert (hits.requests, hits.prompt, hits.available, hits.captured, hits.delivered) == (
+        2,
+        322,
+        320,
+        160,
+        96,
+    )
     assert hits.unknown == 1
     assert made.copies["not_allowed"] == 160
-
-

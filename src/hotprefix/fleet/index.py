@@ -193,8 +193,8 @@ class PageIndex:
     def _split(
         self, keys: Keys, depth: int, low: int, at_low: int, high: int, at_high: int, found: Reach
     ) -> int:
-        """Find where those that hold page `low` end before page `high`. at_high: those that hold both. Returns
-        those of them that do not end in between."""
+        """Find where those that hold page `low` end before page `high`. at_high: those that hold both.
+        Returns those of them that do not end in between."""
         while at_low != at_high:
             if high == low + 1:
                 found.append((at_low & ~at_high, high))

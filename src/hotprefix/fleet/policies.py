@@ -74,15 +74,15 @@ def bounded(view: View) -> Chosen:
 
 def predicted(view: View) -> Chosen:
     """The earliest predicted first token, plus what the choice costs others. Predictions are not so exact
-    that a difference within `slack` means anything: of such places it is the one with the least to
-    compute."""
+    that a difference within `slack` means anything: of such places it is the one with the least to compute,
+    then the least loaded."""
     least = view.places[0].cost
     for place in view.places:
         least = min(least, place.cost)
     near = least * (1 + view.config.slack)
     equal = [place for place in view.places if place.cost <= near]
-    best = min(equal, key=lambda p: (-p.reused, p.cost, by_turn(p)))
-    return best, "least_predicted" if best.cost == least else "least_work_within_slack"
+    best = min(equal, key=lambda p: (-p.reused, p.load, by_turn(p)))
+    return best, "least_predicted" if best.cost == least else "equal_within_slack"
 
 
 def plan(view: View) -> Chosen:
