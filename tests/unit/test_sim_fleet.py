@@ -171,6 +171,18 @@ def test_routes_say_what_came_of_the_predictions() -> None:
     )
 
 
+def test_the_core_s_own_counts_are_those_of_the_tables() -> None:
+    tables = replay(agents(12, 5, think=0.1), instances=3, routing=routing(Arm.ROUND_ROBIN), **CLOSED)
+    told, rows = tables.fleet, tables.requests
+    assert told["counters"]["routed"] == told["hits"]["requests"] == 60
+    assert told["hits"]["available"] == rows["available_tokens"].sum()
+    assert told["hits"]["captured"] == rows["captured_tokens"].sum()
+    assert told["hits"]["delivered"] == rows["cached_l1"].sum()
+    by_reason = tables.routes.group_by("copying").agg(pl.sum("copied_tokens")).drop_nulls()
+    assert {reason: tokens for reason, tokens in told["copies"].items() if tokens} == dict(by_reason.rows())
+    assert told["copies"]["by_rule"] > 0
+
+
 def test_loads_are_means_of_what_was_seen() -> None:
     trace = [request(f"r{i}", [i], 400, arrival=0.01 * i) for i in range(8)]
     tables = replay(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -39,7 +40,7 @@ from hotprefix.lab.sim.rows import (
     WINDOW_COLUMNS,
 )
 from hotprefix.lab.sim.table_rows import TableRows
-from hotprefix.lab.sim.wires import wires
+from hotprefix.lab.sim.wires import link_rows, wires
 from hotprefix.lab.trace.ideal import EndlessCache
 from hotprefix.lab.trace.trace_request import TraceRequest
 
@@ -52,6 +53,7 @@ class Tables:
     windows, links: the window table and the link table.
     routes, loads: the fleet's decisions, and the loads that it saw; empty with one instance.
     counters: each kernel's, in the order in which they began; one that has died keeps its own.
+    fleet: what the fleet core counted (`FleetDriver.facts`).
     virtual_s: when the last thing happened, on the virtual clock.
     wall_s: how long the replay took.
     """
@@ -62,6 +64,7 @@ class Tables:
     routes: pl.DataFrame
     loads: pl.DataFrame
     counters: tuple[Counters, ...]
+    fleet: dict[str, Any]
     virtual_s: float
     wall_s: float
 
@@ -278,22 +281,13 @@ class _Simulation:
         return Tables(
             requests,
             pl.DataFrame([r for r in windows if r["start_s"] + r["seconds"] > since], schema=WINDOW_COLUMNS),
-            pl.DataFrame(self._link_rows(), schema=LINK_COLUMNS),
+            pl.DataFrame(link_rows(self._wires), schema=LINK_COLUMNS),
             self._routes.frame().filter(~of_warm_up),
             pl.DataFrame(
                 [r for r in loads if r["start_s"] + self._replay.window_s > since], schema=LOAD_COLUMNS
             ),
             tuple(self._counters),
+            self._fleet.facts,
             self._clock.now,
             wall_s,
         )
-
-    def _link_rows(self) -> list[Row]:
-        return [
-            {
-                "instance": index, "link": wire.name, "bytes": wire.bytes, "seconds": wire.seconds,
-                "transfers": wire.transfers, "cancels": wire.cancels,
-            }
-            for index, some in enumerate(self._wires)
-            for wire in some.all
-        ]  # fmt: skip
