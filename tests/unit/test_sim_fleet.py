@@ -17,7 +17,7 @@ from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import Batch, WorkerReport
 from hotprefix.kernel.config import TierConfig, Write
 from hotprefix.lab.replay_metrics import metrics
-from hotprefix.lab.sim import fleet_driver
+from hotprefix.lab.sim import fleet_driver, table_rows
 from hotprefix.lab.sim.arrivals import Loop
 from hotprefix.lab.sim.replay import Death, Routing, Worker
 from hotprefix.lab.sim.simulate import Tables
@@ -169,6 +169,18 @@ def test_routes_say_what_came_of_the_predictions() -> None:
     assert figures["captured_share"] == pytest.approx(
         tables.requests["captured_tokens"].sum() / tables.requests["input_tokens"].sum()
     )
+
+
+def test_the_core_s_own_counts_are_those_of_the_tables() -> None:
+    tables = replay(agents(12, 5, think=0.1), instances=3, routing=routing(Arm.ROUND_ROBIN), **CLOSED)
+    told, rows = tables.fleet, tables.requests
+    assert told["counters"]["routed"] == told["hits"]["requests"] == 60
+    assert told["hits"]["available"] == rows["available_tokens"].sum()
+    assert told["hits"]["captured"] == rows["captured_tokens"].sum()
+    assert told["hits"]["delivered"] == rows["cached_l1"].sum()
+    by_reason = tables.routes.group_by("copying").agg(pl.sum("copied_tokens")).drop_nulls()
+    assert {reason: tokens for reason, tokens in told["copies"].items() if tokens} == dict(by_reason.rows())
+    assert told["copies"]["by_rule"] > 0
 
 
 def test_loads_are_means_of_what_was_seen() -> None:
@@ -323,3 +335,18 @@ def test_a_report_counts_what_came_during_a_step() -> None:
     replay(trace, instances=2, routing=told, max_batched_tokens=512, deaths=(Death(1, 0.0),))
     waiting = {round(now, 1): r.waiting for now, (name, r) in Heard.latest.of("report") if name == "0"}
     assert (waiting[0.2], waiting[0.3]) == (0, 1)
+
+
+def test_tables_do_not_depend_on_how_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tables() -> Tables:
+        return replay(agents(9, 4), instances=3, warm_up=5, routing=routing(), deaths=DEATH, **CLOSED)
+
+    whole = tables()
+    monkeypatch.setattr(table_rows, "CHUNK", 4)
+    chunks = tables()
+    assert whole.requests.equals(chunks.requests)
+    assert whole.routes.equals(chunks.routes)
+    assert whole.requests.height == 31
+    assert whole.requests["id"].is_sorted()
+    assert whole.routes["at_s"].is_sorted()
+    assert set(whole.routes["id"]) == set(whole.requests["id"])

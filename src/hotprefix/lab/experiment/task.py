@@ -73,6 +73,7 @@ class ReplayTask:
             "virtual_s": tables.virtual_s,
             "wall_s": tables.wall_s,
             "counters": [asdict(counters) for counters in tables.counters],
+            "fleet": tables.fleet,
         }
         if self.bound:
             facts["bound"] = bound_facts(trace, tables.requests, self.kernel, trace.block_size)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from random import Random
+from typing import Any
 
 from hotprefix.cost.model import Link
 from hotprefix.fleet.fleet import Fleet
@@ -93,6 +94,17 @@ class FleetDriver:
     def close(self) -> None:
         """The replay has ended: the core hears nothing any more."""
         self._closed = True
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the core itself counted: its counters, tokens by where hits went, tokens copied by reason, and
+        the share of the plan's replicas that moved (None: no plan was made twice)."""
+        fleet = self.fleet
+        return {
+            "counters": asdict(fleet.counters), "hits": asdict(fleet.hits),
+            "copies": {str(reason): tokens for reason, tokens in fleet.copies.items()},
+            "plan_moved_share": fleet.plan.moved_share,
+        }  # fmt: skip
 
     # -- instances --------------------------------------------------------------------------------
 

@@ -1,25 +1,29 @@
 """The tables of a fleet's decisions. Owns: `RouteRows`, one row for each decision, and `LoadRows`, the loads
 by window.
 
-Rules: what was predicted is written when it is decided. What came of it is read off the request's row at the
-end, for the last decision on it; of a decision whose instance died nothing is known.
+Rules: what was predicted is written when it is decided. What came of it is read off the request's row when
+the request has ended, for the last decision on it; of a decision whose instance died nothing is known.
 """
 
 from __future__ import annotations
 
+import polars as pl
+
 from hotprefix.fleet.records import Decision, Load
 from hotprefix.lab.sim.replay_recorder import Row
 from hotprefix.lab.sim.rows import LOAD_COLUMNS, ROUTE_COLUMNS
+from hotprefix.lab.sim.table_rows import TableRows
 
 _COMPONENTS = ("prefill", "decode", "pages", "restore", "hand_off")
 _TIERS = ("cached_l1", "cached_l2", "cached_l3")
 
 
 class RouteRows:
-    """The route table."""
+    """The route table, request by request in the order in which they ended."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Row, Row]] = []
+        self._open: dict[str, list[Row]] = {}
+        self._rows = TableRows(ROUTE_COLUMNS)
 
     def decided(self, decision: Decision, request: Row, attempt: int, since: float) -> None:
         """Write a decision's row, and what the request's row says of it. since: when it arrived, or lost its
@@ -45,19 +49,22 @@ class RouteRows:
             copied_tokens=decision.copied,
             predicted_first_s=parts.first,
         )
-        self._rows.append((row, request))
+        self._open.setdefault(decision.request, []).append(row)
 
-    def close(self) -> list[Row]:
-        """The rows of the requests that are reported, with what came of the decisions."""
-        for row, request in self._rows:
-            begun, first = request["prefill_start_s"], request["first_token_s"]
-            if row["attempt"] <= request["failovers"] or begun is None:
-                continue
-            row["actual_queue_s"] = begun - row["at_s"]
-            if first is not None and first >= begun:
-                row["actual_compute_s"], row["actual_first_s"] = first - begun, first - row["at_s"]
-                row["delivered_tokens"] = sum(request[tier] or 0 for tier in _TIERS)
-        return [row for row, _ in self._rows]
+    def ended(self, request: Row) -> None:
+        """Nothing more will come of the decisions on a request. request: its row."""
+        begun, first = request["prefill_start_s"], request["first_token_s"]
+        for row in self._open.pop(request["id"], ()):
+            if row["attempt"] > request["failovers"] and begun is not None:
+                row["actual_queue_s"] = begun - row["at_s"]
+                if first is not None and first >= begun:
+                    row["actual_compute_s"], row["actual_first_s"] = first - begun, first - row["at_s"]
+                    row["delivered_tokens"] = sum(request[tier] or 0 for tier in _TIERS)
+            self._rows.add(row)
+
+    def frame(self) -> pl.DataFrame:
+        """The table, in the order of the decisions."""
+        return self._rows.frame().sort("at_s", "id", "attempt")
 
 
 class LoadRows:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -36,10 +37,10 @@ from hotprefix.lab.sim.rows import (
     LINK_COLUMNS,
     LOAD_COLUMNS,
     REQUEST_COLUMNS,
-    ROUTE_COLUMNS,
     WINDOW_COLUMNS,
 )
-from hotprefix.lab.sim.wires import wires
+from hotprefix.lab.sim.table_rows import TableRows
+from hotprefix.lab.sim.wires import link_rows, wires
 from hotprefix.lab.trace.ideal import EndlessCache
 from hotprefix.lab.trace.trace_request import TraceRequest
 
@@ -52,6 +53,7 @@ class Tables:
     windows, links: the window table and the link table.
     routes, loads: the fleet's decisions, and the loads that it saw; empty with one instance.
     counters: each kernel's, in the order in which they began; one that has died keeps its own.
+    fleet: what the fleet core counted (`FleetDriver.facts`).
     virtual_s: when the last thing happened, on the virtual clock.
     wall_s: how long the replay took.
     """
@@ -62,6 +64,7 @@ class Tables:
     routes: pl.DataFrame
     loads: pl.DataFrame
     counters: tuple[Counters, ...]
+    fleet: dict[str, Any]
     virtual_s: float
     wall_s: float
 
@@ -110,7 +113,8 @@ class _Simulation:
         self._prompts = PromptMaker(block_size)
         self._think = ThinkTimes()
         self._answers = AnswerLengths()
-        self._rows: list[Row] = []
+        self._requests = TableRows(REQUEST_COLUMNS)
+        self._reused = self._ideal = 0
         self._routes, self._loads = RouteRows(), LoadRows(replay.window_s)
         self._arrived = self._done = 0
         self._look_at = 0.0
@@ -162,17 +166,18 @@ class _Simulation:
         self._clock.run(self._replay.horizon_s if self._replay.horizon_s is not None else math.inf)
         self._fleet.close()
         for index in sorted(self._instances):
-            self._rows += self._instances[index].stop(self._clock.now)
-        self._rows += [pending.row for pending in self._fleet.held]
+            for row in self._instances[index].stop(self._clock.now):
+                self._close(row)
+        for pending in self._fleet.held:
+            self._close(pending.row)
         self._check_ideal()
 
     def _check_ideal(self) -> None:
         """Raise IdealBroken if all requests together reused more than an endless cache would. They are
         summed, because they do not run in the trace's order."""
-        reused = sum(row[tier] or 0 for row in self._rows for tier in ("cached_l1", "cached_l2", "cached_l3"))
-        ideal = sum(row["ideal_tokens"] for row in self._rows) + self._endless.late
-        if reused > ideal:
-            raise IdealBroken(f"{reused} tokens were reused, an endless cache would have had {ideal}")
+        ideal = self._ideal + self._endless.late
+        if self._reused > ideal:
+            raise IdealBroken(f"{self._reused} tokens were reused, an endless cache would have had {ideal}")
 
     def _next_use(self, item: Item) -> float | None:
         """Predicted seconds from the request's end to its session's next one, by what was seen so far."""
@@ -213,8 +218,15 @@ class _Simulation:
         self._fleet.ended(pending, now)
         self._finish(pending, now)
 
+    def _close(self, row: Row) -> None:
+        """A request's row will not change any more."""
+        self._reused += sum(row[tier] or 0 for tier in ("cached_l1", "cached_l2", "cached_l3"))
+        self._ideal += row["ideal_tokens"]
+        self._routes.ended(row)
+        self._requests.add(row)
+
     def _finish(self, pending: Pending, now: float) -> None:
-        self._rows.append(pending.row)
+        self._close(pending.row)
         self._answers.learn(pending.row["output_tokens"])
         self._done += 1
         for when, following in self._workload.completed(pending.item.request, now):
@@ -261,31 +273,21 @@ class _Simulation:
     # -- tables -----------------------------------------------------------------------------------
 
     def tables(self, wall_s: float) -> Tables:
-        reported = sorted((r for r in self._rows if not r["id"].startswith("w")), key=lambda r: r["id"])
-        since = reported[0]["arrival_s"] if reported and self._replay.warm_up else 0.0
+        of_warm_up = pl.col("id").str.starts_with("w")
+        requests = self._requests.frame().filter(~of_warm_up).sort("id")
+        since = requests["arrival_s"][0] if len(requests) and self._replay.warm_up else 0.0
         windows = [row for one in self._windows for row in one.close(self._clock.now)]
         loads = self._loads.close()
         return Tables(
-            pl.DataFrame(reported, schema=REQUEST_COLUMNS),
+            requests,
             pl.DataFrame([r for r in windows if r["start_s"] + r["seconds"] > since], schema=WINDOW_COLUMNS),
-            pl.DataFrame(self._link_rows(), schema=LINK_COLUMNS),
-            pl.DataFrame(
-                [r for r in self._routes.close() if not r["id"].startswith("w")], schema=ROUTE_COLUMNS
-            ),
+            pl.DataFrame(link_rows(self._wires), schema=LINK_COLUMNS),
+            self._routes.frame().filter(~of_warm_up),
             pl.DataFrame(
                 [r for r in loads if r["start_s"] + self._replay.window_s > since], schema=LOAD_COLUMNS
             ),
             tuple(self._counters),
+            self._fleet.facts,
             self._clock.now,
             wall_s,
         )
-
-    def _link_rows(self) -> list[Row]:
-        return [
-            {
-                "instance": index, "link": wire.name, "bytes": wire.bytes, "seconds": wire.seconds,
-                "transfers": wire.transfers, "cancels": wire.cancels,
-            }
-            for index, some in enumerate(self._wires)
-            for wire in some.all
-        ]  # fmt: skip

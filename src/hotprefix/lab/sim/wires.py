@@ -8,7 +8,9 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hotprefix.cost.model import Link, Links
 from hotprefix.errors import ConfigError
@@ -78,3 +80,15 @@ def wires(links: Links, host: bool, storage: bool) -> Wires:
         setattr(made, field_name, wire)
         made.all.append(wire)
     return made
+
+
+def link_rows(instances: Sequence[Wires]) -> list[dict[str, Any]]:
+    """The rows of the link table (rows.py). instances: the wires of each."""
+    return [
+        {
+            "instance": index, "link": wire.name, "bytes": wire.bytes, "seconds": wire.seconds,
+            "transfers": wire.transfers, "cancels": wire.cancels,
+        }
+        for index, some in enumerate(instances)
+        for wire in some.all
+    ]  # fmt: skip
