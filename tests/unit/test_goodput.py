@@ -179,7 +179,7 @@ def test_refresh_seconds_are_those_of_its_passes_alone() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_objective_that_is_none_is_refused_with_its_value(bad: float) -> None:
-    with pytest.raises(ConfigError, match=rf"slo.tpot_s={bad!r}: give seconds > 0"):
+    with pytest.raises(ConfigError, match=rf"tpot_s={bad!r}: give seconds > 0"):
         Slo(tpot_s=bad)
 
 

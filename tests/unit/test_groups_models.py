@@ -196,7 +196,7 @@ def test_which_models_get_pools_of_their_own(
         ((512,), {"window_tokens": 527}, "window_tokens=527: a window of 512 tokens needs 528"),
         ((512,), {"window_tokens": 1024, "l2_tokens": 64}, "window_tokens=1024: L2 and L3"),
         ((512,), {"window_tokens": 1024, "kv_events": "tcp://127.0.0.1:1"}, "window_tokens=1024: KV events"),
-        ((512,), {"window_tokens": -1}, "window_tokens=-1: give tokens"),
+        ((512,), {"window_tokens": -1}, "window_tokens=-1: give a whole number >= 0"),
     ],
 )
 def test_pools_that_cannot_be_had(

@@ -87,7 +87,7 @@ def test_what_is_offered_is_the_same_traffic_denser() -> None:
 
 def test_a_capacity_is_saved_with_its_conditions(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = path.parent / "out" / "capacity.json"
-    calibrate(out, capacity=str(path), share=0.9, within=0.3, json=True)
+    calibrate(out=out, capacity=str(path), share=0.9, within=0.3, json=True)
     text = capsys.readouterr().out
     found = Capacity.model_validate_json(out.read_text())
     assert json.loads(text) == json.loads(out.read_text())
@@ -117,9 +117,9 @@ def test_what_cannot_be_found_is_refused_with_the_fix(path: Path) -> None:
         ((), {"within": 0.0}, r"--within 0.0: give a number from 0.001 to 1"),
     ):
         with pytest.raises(InputError, match=text):
-            calibrate(out, capacity=str(path), set_=list(sets), **{"share": 0.9, "within": 0.3, **more})  # type: ignore[arg-type]
+            calibrate(out=out, capacity=str(path), set_=list(sets), **{"share": 0.9, "within": 0.3, **more})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="--set belongs to --capacity"):
-        calibrate(out, set_=["slo.ttft_s=2"])
+        calibrate(out=out, set_=["slo.ttft_s=2"])
     with pytest.raises(InputError, match="cannot write the capacity"):
-        calibrate(Path("/proc/none/c.json"), capacity=str(path))
+        calibrate(out=Path("/proc/none/c.json"), capacity=str(path))
     assert not out.exists()
