@@ -197,6 +197,8 @@ def test_homes_by_turns_count_new_sessions_only() -> None:
     workers = [turn(made, name, n, 0.0) for n, name in enumerate("abacbdaef")]
     assert workers == ["w0", "w1", "w0", "w2", "w1", "w3", "w0", "w0", "w1"]
     assert choices(made, 5) == ["w0", "w1", "w2", "w3", "w0"]
+    both = [routed(made, request(id, (), session="h"), 0.0).worker for id in ("h 1", "h 2")]
+    assert [*both, turn(made, "g", 9, 0.0)] == ["w2", "w2", "w3"]
 
 
 def test_the_homes_are_bounded() -> None:

@@ -120,6 +120,25 @@ def test_reports_correct_the_queue_both_ways_and_fade() -> None:
     assert made.loads(1.3)["w0"].prefill == 0.0
 
 
+def test_a_report_takes_nothing_off_what_was_sent_after_it_was_made() -> None:
+    made = fleet(1)
+    routed(made, request("a", HOT), 1.0)
+    made.report("w0", report(0.9), 1.1)
+    assert made.loads(1.1)["w0"].prefill == pytest.approx(0.161 - 0.1)
+    assert made.loads(1.1)["w0"].pages == 11 / 10_000
+    made.report("w0", report(1.1, owned=11), 1.1)
+    assert made.loads(1.1)["w0"][:3] == pytest.approx((0.0, 0.001, 11 / 10_000))
+
+
+def test_with_a_calibrated_capacity_requests_count_as_the_seconds_in_which_they_are_served() -> None:
+    made = fleet(1, capacity=4.0)
+    for name in "abc":
+        routed(made, request(name, (), tail=10), 0.0)
+    assert made.loads(0.0)["w0"].prefill == 0.75
+    routed(made, request("d", (), tail=2000), 0.0)
+    assert made.loads(0.0)["w0"].prefill == pytest.approx(2.03)
+
+
 def test_a_new_life_by_its_events_has_no_queue_and_takes_no_report_of_the_old_one() -> None:
     made = fleet(1)
     made.events("w0", Batch(0, (), 0.5), 0.0)
@@ -159,6 +178,16 @@ def test_pages_are_there_from_the_first_token_until_events_confirm_them_or_time_
     assert routed(made, request("c", HOT), 2.5).found.total == 0
     made.progress("c", Stage.CANCELLED, 2.5)
     assert len(made._flights) == 0
+
+
+def test_made_pages_of_each_worker_have_a_time_of_their_own() -> None:
+    made = fleet(2)
+    for name, worker, now in (("one", "w1", 0.0), ("two", "w0", 0.5)):
+        routed(made, request(name, prompt(name, 10), avoid=frozenset({worker})), now)
+        finish(made, name, now)
+    for now, left in ((0.9, 2), (1.0, 1), (1.4, 1), (1.5, 0)):
+        made.loads(now)
+        assert len(made._flights) == left
 
 
 def test_what_a_worker_without_events_has_is_presumed_within_its_size() -> None:

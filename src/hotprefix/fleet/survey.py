@@ -108,12 +108,13 @@ class Survey:
         if pages <= place.pages or tokens <= 0:
             return
         place.pages = pages
-        if booking.made and not place.flight:
+        if not booking.made:
+            place.leans = booking
+        elif not place.flight:
             place.l1 += tokens
-        else:
-            place.flight += tokens
-            place.there_at = max(place.there_at, booking.passes(pages))
-            place.leans = None if booking.made else booking
+            return
+        place.flight += tokens
+        place.there_at = max(place.there_at, booking.passes(pages))
 
     def decoder(self, places: list[Place], avoid: frozenset[str]) -> Place | None:
         """The decode worker for those that only prefill: where there is a row soonest, then the fewest rows
