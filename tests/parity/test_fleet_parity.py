@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hotprefix.fleet.config import Arm, FleetConfig, Homes
+from hotprefix.fleet.config import FleetConfig, Homes, RoutingPolicy
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import Decision, ReplayWanted
 from hotprefix.lab.sim import fleet_driver
@@ -50,10 +50,10 @@ def play(script: Script, config: FleetConfig) -> list[tuple[Any, Any]]:
     return found
 
 
-def recorded(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> tuple[Script, FleetConfig]:
+def recorded(arm: RoutingPolicy, monkeypatch: pytest.MonkeyPatch) -> tuple[Script, FleetConfig]:
     script: Script = []
     monkeypatch.setattr(fleet_driver, "Fleet", scribe(script))
-    config = FleetConfig(page_size=BLOCK, arm=arm, homes=Homes.TURNS)
+    config = FleetConfig(page_size=BLOCK, policy=arm, homes=Homes.TURNS)
     replay(
         agents(14, 5, think=0.1), SEED, instances=4, total_pages=80, loop=Loop.CLOSED, concurrency=9,
         routing=Routing(config, report_every_s=0.1, staleness_s=0.07, lost_events=0.2),
@@ -62,9 +62,9 @@ def recorded(arm: Arm, monkeypatch: pytest.MonkeyPatch) -> tuple[Script, FleetCo
     return script, config
 
 
-@pytest.mark.parametrize("arm", list(Arm))
+@pytest.mark.parametrize("arm", list(RoutingPolicy))
 def test_a_script_gives_the_decisions_that_the_simulator_got(
-    arm: Arm, monkeypatch: pytest.MonkeyPatch
+    arm: RoutingPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, config = recorded(arm, monkeypatch)
     assert {name for name, _, _ in script} >= {"join", "leave", "report", "events", "route", "progress"}
@@ -77,7 +77,7 @@ def test_a_script_gives_the_decisions_that_the_simulator_got(
 
 
 def test_the_comparison_sees_a_report_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    script, config = recorded(Arm.PREDICTED, monkeypatch)
+    script, config = recorded(RoutingPolicy.PREDICTED, monkeypatch)
     without = [call for call in script if call[0] != "report"]
     both = play(without, config)
     assert not all(here == there for here, there in both)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hotprefix.fleet.config import Arm, FleetConfig
+from hotprefix.fleet.config import FleetConfig, RoutingPolicy
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import Batch, Change, Keys, Profile, ReplayWanted, Shelf
 from tests.support.fleet import profile
@@ -54,7 +54,7 @@ class EventMachine(RuleBasedStateMachine):
 
     @initialize(held=st.sampled_from([1, 2, 50]))
     def build(self, held: int) -> None:
-        self.fleet = Fleet(FleetConfig(page_size=1, held=held, arm=Arm.LEAST_LOAD))
+        self.fleet = Fleet(FleetConfig(page_size=1, held=held, policy=RoutingPolicy.LEAST_LOAD))
         self.profile: Profile = profile(page_size=1)
         for name in NAMES:
             self.join(name)

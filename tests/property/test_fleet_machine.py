@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hotprefix.fleet.config import Arm, FleetConfig, Homes, PlanConfig
+from hotprefix.fleet.config import FleetConfig, Homes, PlanConfig, RoutingPolicy
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import (
     Decision,
@@ -54,8 +54,8 @@ class FleetMachine(RuleBasedStateMachine):
         self.answered: set[str] = set()
         self.waiting: dict[str, RouteRequest] = {}
 
-    @initialize(arm=st.sampled_from(Arm), bound=st.sampled_from([0, 1, 3]), events=st.booleans())
-    def build(self, arm: Arm, bound: int, events: bool) -> None:
+    @initialize(arm=st.sampled_from(RoutingPolicy), bound=st.sampled_from([0, 1, 3]), events=st.booleans())
+    def build(self, arm: RoutingPolicy, bound: int, events: bool) -> None:
         plan = PlanConfig(period_s=1.0, anchor_pages=2, slots=2)
         config = FleetConfig(1, arm, bound=bound, plan=plan, hold_s=5.0, entries=20, presume_s=20.0)
         self.fleet = Fleet(config, random.Random(0).randrange)
@@ -263,11 +263,11 @@ def script(prompts: list[Keys], ends: list[int], workers: int) -> Script:
 def test_with_one_worker_all_arms_are_equal(prompts: list[Keys], ends: list[int]) -> None:
     run = script(prompts, ends, 1)
 
-    def outcome(arm: Arm) -> list[object]:
+    def outcome(arm: RoutingPolicy) -> list[object]:
         answers = run(Fleet(FleetConfig(1, arm), random.Random(0).randrange))
         return [(a.worker, a.found, a.parts, a.load) for a in answers if isinstance(a, Decision)]
 
-    outcomes = [outcome(arm) for arm in Arm]
+    outcomes = [outcome(arm) for arm in RoutingPolicy]
     assert all(found == outcomes[0] for found in outcomes)
 
 
@@ -275,7 +275,7 @@ def test_with_one_worker_all_arms_are_equal(prompts: list[Keys], ends: list[int]
 def test_equal_workers_equal_lengths_and_no_sharing_make_predicted_choose_as_least_load(
     workers: int, count: int, ends: list[int], gap: float
 ) -> None:
-    def workers_of(arm: Arm) -> list[str]:
+    def workers_of(arm: RoutingPolicy) -> list[str]:
         fleet = Fleet(FleetConfig(1, arm, confirm_s=0.0))
         for number in range(workers):
             fleet.join(f"w{number}", profile(page_size=1), 0.0)
@@ -291,15 +291,15 @@ def test_equal_workers_equal_lengths_and_no_sharing_make_predicted_choose_as_lea
                     fleet.progress(str(end // 2), Stage.ENDED, number * gap)
         return chosen
 
-    assert workers_of(Arm.PREDICTED) == workers_of(Arm.LEAST_LOAD)
+    assert workers_of(RoutingPolicy.PREDICTED) == workers_of(RoutingPolicy.LEAST_LOAD)
 
 
 @given(
     st.lists(PATHS, min_size=1, max_size=12), st.lists(st.integers(0, 11), max_size=5),
-    st.sampled_from(Arm), st.sampled_from(Homes),
+    st.sampled_from(RoutingPolicy), st.sampled_from(Homes),
 )  # fmt: skip
 def test_the_same_script_gives_equal_decisions(
-    prompts: list[Keys], ends: list[int], arm: Arm, homes: Homes
+    prompts: list[Keys], ends: list[int], arm: RoutingPolicy, homes: Homes
 ) -> None:
     run = script(prompts, ends, 3)
     one, two = (run(Fleet(FleetConfig(1, arm, homes=homes), random.Random(5).randrange)) for _ in range(2))

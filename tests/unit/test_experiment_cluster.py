@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hotprefix.errors import InputError
-from hotprefix.fleet.config import Arm, Homes, Term
+from hotprefix.fleet.config import Homes, RoutingPolicy, Term
 from hotprefix.lab.experiment.load import Changes, load
 from hotprefix.lab.experiment.run_plan import plan
 from hotprefix.lab.sim.replay import Death, Replay
@@ -54,7 +54,11 @@ def replays(path: Path, *sets: str) -> dict[str, Replay]:
 
 def test_arms_choose_policies_and_switch_terms_off(path: Path) -> None:
     found = {arm: replay.routing.fleet for arm, replay in replays(path).items()}
-    assert [fleet.arm for fleet in found.values()] == [Arm.SESSION, Arm.PREDICTED, Arm.PREDICTED]
+    assert [fleet.policy for fleet in found.values()] == [
+        RoutingPolicy.SESSION,
+        RoutingPolicy.PREDICTED,
+        RoutingPolicy.PREDICTED,
+    ]
     assert [len(fleet.terms) for fleet in found.values()] == [len(Term), len(Term), len(Term) - 1]
     assert Term.DELAY not in found["without-delay"].terms
     assert {fleet.homes for fleet in found.values()} == {Homes.TURNS}
@@ -104,7 +108,7 @@ def test_what_decides_a_run_is_in_its_key(path: Path) -> None:
         (("cluster.route=session",), r"cluster.route='session' is cluster.policy='session' now"),
         (("cluster.fleet.homes=nowhere",), r"cluster.fleet.homes='nowhere'"),
         (("cluster.workers=[{count=3}]",), r"cluster.workers are 3 together, and cluster.instances=4"),
-        (("cluster.fleet.arm=session",), r"cluster.fleet.arm: no such key"),
+        (("cluster.fleet.policy=session",), r"cluster.fleet.policy: no such key"),
         (("cluster.fleet.spred=1",), r"cluster.fleet.spred: no such key.*spread"),
         (("cluster.fleet.spread=-1",), r"spread=-1.*give a number >= 0"),
         (("cluster.fleet.runners_up=many",), r"cluster.fleet.runners_up='many'"),

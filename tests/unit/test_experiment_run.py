@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hotprefix.cost.presets import load_cost
 from hotprefix.errors import ConfigError, InputError
-from hotprefix.fleet.config import Arm
+from hotprefix.fleet.config import RoutingPolicy
 from hotprefix.kernel.config import Eviction, KernelConfig
 from hotprefix.lab.experiment.bounds import bound_facts, shares
 from hotprefix.lab.experiment.load import Changes, load
@@ -299,7 +299,7 @@ def test_the_bound_counts_each_instance_by_itself(path: Path) -> None:
     task = planned(path, sets=("trace.params.prompts=5",)).runs["wide", "lru"][0]
     both = replace(
         task, settings=task.settings.model_copy(update={"cluster": task.settings.cluster.model_copy(
-            update={"instances": 2, "policy": Arm.ROUND_ROBIN})})
+            update={"instances": 2, "policy": RoutingPolicy.ROUND_ROBIN})})
     )  # fmt: skip
     output = both.run(lambda done: None)
     requests = output.tables["requests"]

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from hotprefix.fleet.config import Arm, FleetConfig
+from hotprefix.fleet.config import FleetConfig, RoutingPolicy
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import Batch, Change, Decision, LinkSpeed, Role, Seen, Shelf, Stage
 from tests.support.fleet import OneByOne, finish, profile, prompt, report, request, routed
@@ -16,8 +16,8 @@ from tests.support.fleet import OneByOne, finish, profile, prompt, report, reque
 HOT = prompt("hot", 20)
 
 
-def fleet(workers: int = 4, arm: Arm = Arm.PREDICTED, **config: object) -> Fleet:
-    made = Fleet(FleetConfig(arm=arm, **config), random.Random(0).randrange)  # type: ignore[arg-type]
+def fleet(workers: int = 4, arm: RoutingPolicy = RoutingPolicy.PREDICTED, **config: object) -> Fleet:
+    made = Fleet(FleetConfig(policy=arm, **config), random.Random(0).randrange)  # type: ignore[arg-type]
     for number in range(workers):
         made.join(f"w{number}", profile(), 0.0)
     return made
@@ -38,8 +38,11 @@ def nothing_left(made: Fleet) -> None:
         assert (work.wait(1e9), len(work.all), work.decoding, work.pages) == (0.0, 0, 0, 0), name
 
 
-@pytest.mark.parametrize("arm", [a for a in Arm if a not in (Arm.RANDOM, Arm.SESSION, Arm.PLAN)])
-def test_a_burst_uses_all_workers_before_any_answers(arm: Arm) -> None:
+@pytest.mark.parametrize(
+    "arm",
+    [a for a in RoutingPolicy if a not in (RoutingPolicy.RANDOM, RoutingPolicy.SESSION, RoutingPolicy.PLAN)],
+)
+def test_a_burst_uses_all_workers_before_any_answers(arm: RoutingPolicy) -> None:
     """`sglang#27547`: load that counts only once the answer begins sends all of a burst to one worker."""
     made = fleet(5, arm)
     chosen = Counter(routed(made, request(str(n), prompt(f"p{n}", 2000)), 0.0).worker for n in range(10))

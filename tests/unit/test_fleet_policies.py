@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from hotprefix.fleet.config import Arm, FleetConfig, Homes, PlanConfig
+from hotprefix.fleet.config import FleetConfig, Homes, PlanConfig, RoutingPolicy
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.plan import Plan
 from hotprefix.fleet.records import RunnerUp, Shelf, Stage
@@ -16,8 +16,8 @@ from tests.support.fleet import finish, profile, prompt, report, request, routed
 HOT = prompt("hot", 20)
 
 
-def fleet(arm: Arm, workers: int = 4, seed: int = 0, **config: object) -> Fleet:
-    made = Fleet(FleetConfig(arm=arm, **config), random.Random(seed).randrange)  # type: ignore[arg-type]
+def fleet(arm: RoutingPolicy, workers: int = 4, seed: int = 0, **config: object) -> Fleet:
+    made = Fleet(FleetConfig(policy=arm, **config), random.Random(seed).randrange)  # type: ignore[arg-type]
     for number in range(workers):
         made.join(f"w{number}", profile(), 0.0)
     return made
@@ -28,8 +28,11 @@ def choices(made: Fleet, count: int, tail: int = 10, now: float = 0.0) -> list[s
     return [routed(made, request(f"{now} {n}", (), tail=tail), now).worker for n in range(count)]
 
 
-@pytest.mark.parametrize("arm", [a for a in Arm if a not in (Arm.RANDOM, Arm.SESSION, Arm.PLAN)])
-def test_equal_workers_take_turns(arm: Arm) -> None:
+@pytest.mark.parametrize(
+    "arm",
+    [a for a in RoutingPolicy if a not in (RoutingPolicy.RANDOM, RoutingPolicy.SESSION, RoutingPolicy.PLAN)],
+)
+def test_equal_workers_take_turns(arm: RoutingPolicy) -> None:
     """`infera#73`: prompts shorter than a page, all at once, do not all go to the first."""
     assert Counter(choices(fleet(arm), 12)) == {f"w{n}": 3 for n in range(4)}
 
@@ -37,12 +40,12 @@ def test_equal_workers_take_turns(arm: Arm) -> None:
 def test_random_draws_from_what_is_passed_in() -> None:
     drawn = random.Random(7)
     expected = [f"w{drawn.randrange(4)}" for _ in range(20)]
-    assert choices(fleet(Arm.RANDOM, seed=7), 20) == expected
+    assert choices(fleet(RoutingPolicy.RANDOM, seed=7), 20) == expected
 
 
 def test_least_requests_counts_what_least_load_weighs() -> None:
     """w0 has one long request, w1 two short ones."""
-    for arm, worker in ((Arm.LEAST_REQUESTS, "w0"), (Arm.LEAST_LOAD, "w1")):
+    for arm, worker in ((RoutingPolicy.LEAST_REQUESTS, "w0"), (RoutingPolicy.LEAST_LOAD, "w1")):
         made = fleet(arm, workers=2)
         routed(made, request("long", (), tail=3000, avoid=frozenset({"w1"})), 0.0)
         for name in "ab":
@@ -51,7 +54,7 @@ def test_least_requests_counts_what_least_load_weighs() -> None:
 
 
 def test_loads_are_normalised_so_that_the_quicker_worker_gets_more() -> None:
-    made = Fleet(FleetConfig(arm=Arm.LEAST_LOAD))
+    made = Fleet(FleetConfig(policy=RoutingPolicy.LEAST_LOAD))
     made.join("slow", profile(token_s=0.003), 0.0)
     made.join("quick", profile(token_s=0.001), 0.0)
     assert Counter(choices(made, 40, tail=100)) == {"quick": 30, "slow": 10}
@@ -60,27 +63,27 @@ def test_loads_are_normalised_so_that_the_quicker_worker_gets_more() -> None:
 def test_affinity_knows_no_load_and_bounded_does() -> None:
     """The holder has 0.5 s of work, the others none: within (1 + 0.25) x 0.125 s it is not."""
     for arm, worker, rule in (
-        (Arm.AFFINITY, "w0", "most_matched"),
-        (Arm.BOUNDED, "w1", "least_load"),
+        (RoutingPolicy.AFFINITY, "w0", "most_matched"),
+        (RoutingPolicy.BOUNDED, "w1", "least_load"),
     ):
         made = fleet(arm)
         made.cached("w0", Shelf.L1, 0.0, HOT)
         routed(made, request("work", (), tail=500, avoid=frozenset({"w1", "w2", "w3"})), 0.0)
         decision = routed(made, request("a", HOT), 0.0)
         assert (decision.worker, decision.rule) == (worker, rule)
-        assert decision.copying == (None if arm is Arm.AFFINITY else "by_rule")
+        assert decision.copying == (None if arm is RoutingPolicy.AFFINITY else "by_rule")
 
 
 def test_below_the_floor_no_worker_counts_as_overloaded() -> None:
     """The holder has 50 ms of work and the others none, so it is four times as loaded as the mean."""
-    made = fleet(Arm.BOUNDED)
+    made = fleet(RoutingPolicy.BOUNDED)
     made.cached("w0", Shelf.L1, 0.0, HOT)
     routed(made, request("work", (), tail=50, avoid=frozenset({"w1", "w2", "w3"})), 0.0)
     assert routed(made, request("a", HOT), 0.0).worker == "w0"
 
 
 def test_a_worker_without_a_report_is_not_the_least_loaded() -> None:
-    made = fleet(Arm.LEAST_LOAD, workers=3)
+    made = fleet(RoutingPolicy.LEAST_LOAD, workers=3)
     made.report("w0", report(0.0, tokens=400), 0.0)
     made.report("w1", report(0.0, tokens=300), 0.0)
     assert choices(made, 1) == ["w1"]
@@ -88,7 +91,7 @@ def test_a_worker_without_a_report_is_not_the_least_loaded() -> None:
 
 def test_one_hot_worker_does_not_switch_affinity_off_for_the_others() -> None:
     """`vllm-project/router#238`."""
-    made = fleet(Arm.BOUNDED)
+    made = fleet(RoutingPolicy.BOUNDED)
     made.cached("w2", Shelf.L1, 0.0, HOT)
     for n in range(50):
         routed(made, request(f"x{n}", (), tail=100, avoid=frozenset({"w1", "w2", "w3"})), 0.0)
@@ -98,7 +101,7 @@ def test_one_hot_worker_does_not_switch_affinity_off_for_the_others() -> None:
 
 def test_predicted_takes_the_earliest_first_token_and_names_the_runners_up_in_order() -> None:
     """w0 has the prefix and 0.4 s of work; w1 none of both; w2 half of the prefix."""
-    made = fleet(Arm.PREDICTED)
+    made = fleet(RoutingPolicy.PREDICTED)
     made.cached("w0", Shelf.L1, 0.0, HOT)
     made.cached("w2", Shelf.L1, 0.0, HOT[:10])
     routed(made, request("work", (), tail=400, avoid=frozenset({"w1", "w2", "w3"})), 0.0)
@@ -112,18 +115,18 @@ def test_predicted_takes_the_earliest_first_token_and_names_the_runners_up_in_or
 
 def test_of_predictions_within_the_slack_the_one_with_the_least_to_compute_is_taken() -> None:
     """Waiting 0.32 s for the pages and computing one token, or computing all 321 elsewhere."""
-    made = fleet(Arm.PREDICTED)
+    made = fleet(RoutingPolicy.PREDICTED)
     assert routed(made, request("a", HOT), 0.0).worker == "w0"
     decision = routed(made, request("b", HOT), 0.0)
     assert (decision.worker, decision.found.flight, decision.rule) == ("w0", 320, "equal_within_slack")
-    exact = fleet(Arm.PREDICTED, slack=0.0)
+    exact = fleet(RoutingPolicy.PREDICTED, slack=0.0)
     routed(exact, request("a", HOT), 0.0)
     assert routed(exact, request("b", HOT), 0.0).copying == "earlier_here"
 
 
 def test_what_the_choice_costs_others_can_turn_it() -> None:
     """At the holder 9 requests decode, so each second of computing there counts 9 x 0.5 s more."""
-    made = fleet(Arm.PREDICTED, workers=2, delay_weight=0.5)
+    made = fleet(RoutingPolicy.PREDICTED, workers=2, delay_weight=0.5)
     made.cached("w0", Shelf.L1, 0.0, HOT[:10])
     for n in range(9):
         routed(made, request(f"d{n}", (), tail=1, avoid=frozenset({"w1"})), 0.0)
@@ -134,7 +137,7 @@ def test_what_the_choice_costs_others_can_turn_it() -> None:
 
 
 def test_equal_tps_gives_to_the_worker_that_reuses_least() -> None:
-    made = fleet(Arm.EQUAL_TPS, workers=2)
+    made = fleet(RoutingPolicy.EQUAL_TPS, workers=2)
     made.cached("w0", Shelf.L1, 0.0, HOT)
     made.cached("w1", Shelf.L1, 0.0, HOT[:5])
     workers = []
@@ -159,7 +162,7 @@ def turn(made: Fleet, session: str, number: int, now: float, fails: bool = False
 
 def test_only_the_sessions_of_a_worker_that_left_move_and_none_when_one_comes() -> None:
     """`production-stack#15`, `ingress-nginx#4475`."""
-    made = fleet(Arm.SESSION)
+    made = fleet(RoutingPolicy.SESSION)
     names = [f"s{n}" for n in range(100)]
     homes = {name: turn(made, name, 0, 0.0) for name in names}
     assert min(Counter(homes.values()).values()) >= 10
@@ -174,14 +177,14 @@ def test_only_the_sessions_of_a_worker_that_left_move_and_none_when_one_comes() 
 
 def test_two_fleets_agree_on_a_new_session_s_home() -> None:
     """`aibrix#1751`."""
-    one, two = fleet(Arm.SESSION), fleet(Arm.SESSION)
+    one, two = fleet(RoutingPolicy.SESSION), fleet(RoutingPolicy.SESSION)
     choices(two, 3)
     assert [turn(one, f"s{n}", 0, 0.0) for n in range(50)] == [turn(two, f"s{n}", 0, 0.0) for n in range(50)]
 
 
 def test_a_first_turn_that_fails_leaves_no_home() -> None:
     """`dynamo#9920`."""
-    made = fleet(Arm.SESSION)
+    made = fleet(RoutingPolicy.SESSION)
     turn(made, "s", 0, 0.0, fails=True)
     assert len(made._homes) == 0
     under_way = routed(made, request("s 1", (), session="s"), 1.0).worker
@@ -193,7 +196,7 @@ def test_a_first_turn_that_fails_leaves_no_home() -> None:
 
 
 def test_homes_by_turns_count_new_sessions_only() -> None:
-    made = fleet(Arm.SESSION, homes=Homes.TURNS)
+    made = fleet(RoutingPolicy.SESSION, homes=Homes.TURNS)
     workers = [turn(made, name, n, 0.0) for n, name in enumerate("abacbdaef")]
     assert workers == ["w0", "w1", "w0", "w2", "w1", "w3", "w0", "w0", "w1"]
     assert choices(made, 5) == ["w0", "w1", "w2", "w3", "w0"]
@@ -202,7 +205,7 @@ def test_homes_by_turns_count_new_sessions_only() -> None:
 
 
 def test_the_homes_are_bounded() -> None:
-    made = fleet(Arm.SESSION, sessions=10)
+    made = fleet(RoutingPolicy.SESSION, sessions=10)
     for n in range(50):
         turn(made, f"s{n}", 0, 0.0)
     assert len(made._homes) == 10
@@ -214,7 +217,7 @@ def test_the_homes_are_bounded() -> None:
 def planned(rates: dict[str, int], capacity: float = 1.0, workers: int = 4, **config: object) -> Plan:
     """A plan after 10 s in which each prompt came so many times a second."""
     plan = Plan(PlanConfig(period_s=10.0, anchor_pages=4, capacity=capacity, **config))  # type: ignore[arg-type]
-    made = fleet(Arm.LEAST_LOAD, workers)
+    made = fleet(RoutingPolicy.LEAST_LOAD, workers)
     members = list(made._members.all.values())
     for name, rate in rates.items():
         for _ in range(rate * 10):
@@ -254,7 +257,7 @@ def test_the_heaviest_are_placed_first_each_on_the_least_loaded() -> None:
 def test_little_moves_when_rates_hardly_change() -> None:
     plan = planned({"aaaa": 5, "bbbb": 4, "cccc": 3, "dddd": 3, "eeee": 2}, capacity=9.0, workers=3, keep=0.5)
     before = dict(plan.members)
-    members = list(fleet(Arm.LEAST_LOAD, 3)._members.all.values())
+    members = list(fleet(RoutingPolicy.LEAST_LOAD, 3)._members.all.values())
     for name, rate in (("aaaa", 5), ("bbbb", 4), ("cccc", 4), ("dddd", 3), ("eeee", 2)):
         for _ in range(rate * 10):
             plan.count(prompt(name, 20), members, 15.0)
@@ -264,7 +267,7 @@ def test_little_moves_when_rates_hardly_change() -> None:
 
 
 def test_a_hot_request_goes_to_its_workers_and_a_cold_one_to_the_better_of_two() -> None:
-    made = fleet(Arm.PLAN, plan=PlanConfig(period_s=10.0, anchor_pages=4))
+    made = fleet(RoutingPolicy.PLAN, plan=PlanConfig(period_s=10.0, anchor_pages=4))
     for n in range(30):  # 3 a second: three workers of one request a second
         routed(made, request(f"a{n}", HOT), 0.0)
         finish(made, f"a{n}", 0.0)
@@ -277,7 +280,7 @@ def test_a_hot_request_goes_to_its_workers_and_a_cold_one_to_the_better_of_two()
 
 def test_a_worker_with_more_capacity_is_planned_more() -> None:
     plan = Plan(PlanConfig(period_s=10.0, anchor_pages=4))
-    made = Fleet(FleetConfig(arm=Arm.LEAST_LOAD))
+    made = Fleet(FleetConfig(policy=RoutingPolicy.LEAST_LOAD))
     for name, capacity in (("big", 30.0), ("small", 10.0)):
         made.join(name, profile(capacity=capacity), 0.0)
     members = list(made._members.all.values())
@@ -289,7 +292,7 @@ def test_a_worker_with_more_capacity_is_planned_more() -> None:
 
 
 def test_if_a_key_s_workers_are_gone_it_is_cold() -> None:
-    made = fleet(Arm.PLAN, plan=PlanConfig(period_s=10.0, anchor_pages=4), workers=2)
+    made = fleet(RoutingPolicy.PLAN, plan=PlanConfig(period_s=10.0, anchor_pages=4), workers=2)
     routed(made, request("a", HOT), 0.0)
     finish(made, "a", 0.0)
     home = routed(made, request("b", HOT), 10.0)
@@ -305,7 +308,7 @@ def test_rates_of_a_bounded_number_of_keys_are_remembered() -> None:
 
 def test_reports_count_in_the_load() -> None:
     """Owned and protected pages of the total; w1 is almost full."""
-    made = fleet(Arm.LEAST_LOAD, workers=2)
+    made = fleet(RoutingPolicy.LEAST_LOAD, workers=2)
     made.report("w0", report(0.0, owned=2000, protected=1000), 0.0)
     made.report("w1", report(0.0, owned=5000, protected=4000), 0.0)
     assert [made.loads(0.0)[name].largest for name in ("w0", "w1")] == [0.3, 0.9]
@@ -314,7 +317,7 @@ def test_reports_count_in_the_load() -> None:
 
 def test_the_example_of_the_docs() -> None:
     for before, worker, first in ((0, "w0", 0.322), (100, "w1", 0.321)):
-        made = fleet(Arm.PREDICTED, workers=2)
+        made = fleet(RoutingPolicy.PREDICTED, workers=2)
         others = frozenset({"w1"})
         if before:
             routed(made, request("work", (), tail=before, avoid=others), 0.0)

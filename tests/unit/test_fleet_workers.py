@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hotprefix.errors import ConfigError, ProtocolError
-from hotprefix.fleet.config import Arm, FleetConfig, PlanConfig
+from hotprefix.fleet.config import FleetConfig, PlanConfig, RoutingPolicy
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import (
     Batch,
@@ -55,10 +55,10 @@ def test_a_broken_call_order_is_an_error() -> None:
         (lambda: FleetConfig(page_size=0), "page_size=0: give a whole number >= 1"),
         (lambda: FleetConfig(spread=-0.1), "spread=-0.1: give a number >= 0"),
         (lambda: FleetConfig(horizon_s=0.0), "horizon_s=0.0: give a number > 0"),
-        (lambda: FleetConfig(arm="predicted"), "arm='predicted': give one of round_robin"),  # type: ignore[arg-type]
+        (lambda: FleetConfig(policy="predicted"), "policy='predicted': give one of round_robin"),  # type: ignore[arg-type]
         (lambda: FleetConfig(terms=frozenset({"queue"})), "give some of queue"),  # type: ignore[arg-type]
         (lambda: PlanConfig(slots=0), "plan.slots=0: give a whole number >= 1"),
-        (lambda: Fleet(FleetConfig(arm=Arm.RANDOM)), "arm=random draws: give draw"),
+        (lambda: Fleet(FleetConfig(policy=RoutingPolicy.RANDOM)), "policy=random draws: give draw"),
         (lambda: profile(capacity=0.0), r"capacity=0.0: give requests a second > 0"),
         (lambda: profile(pull=LinkSpeed(-1.0, 1.0)), r"pull=LinkSpeed\(latency_s=-1.0"),
         (lambda: Profile(TokenPrices(), 0, 16, 1, 1), "total_pages=0: give a whole number >= 1"),

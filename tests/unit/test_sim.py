@@ -16,7 +16,7 @@ import pytest
 from hotprefix.cost.model import Link, Links
 from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError, InputError
-from hotprefix.fleet.config import Arm, FleetConfig, Homes
+from hotprefix.fleet.config import FleetConfig, Homes, RoutingPolicy
 from hotprefix.kernel.config import Eviction, Flight, Prefetch, Publication, Refresh, TierConfig, Write
 from hotprefix.lab.replay_metrics import metrics
 from hotprefix.lab.sim.arrivals import Loop
@@ -335,7 +335,7 @@ def test_bad_settings_name_the_field(field: str, value: float) -> None:
 
 
 def test_routes() -> None:
-    def instances(trace: list[TraceRequest], arm: Arm) -> list[int]:
+    def instances(trace: list[TraceRequest], arm: RoutingPolicy) -> list[int]:
         routing = Routing(FleetConfig(arm=arm, homes=Homes.TURNS))
         tables = replay(
             trace, instances=3, routing=routing, loop=Loop.OPEN if trace[0].session is None else Loop.CLOSED
@@ -344,10 +344,10 @@ def test_routes() -> None:
 
     together = [request(f"r{i}", [i]) for i in range(5)]
     apart = [request(f"r{i}", [i], arrival=10.0 * i) for i in range(5)]
-    assert instances(together, Arm.ROUND_ROBIN) == [0, 1, 2, 0, 1]
-    assert instances(together, Arm.LEAST_REQUESTS) == [0, 1, 2, 0, 1]
-    assert instances(apart, Arm.ROUND_ROBIN) == [0, 1, 2, 0, 1]
-    assert instances(apart, Arm.LEAST_REQUESTS) == [0, 1, 2, 0, 1]
+    assert instances(together, RoutingPolicy.ROUND_ROBIN) == [0, 1, 2, 0, 1]
+    assert instances(together, RoutingPolicy.LEAST_REQUESTS) == [0, 1, 2, 0, 1]
+    assert instances(apart, RoutingPolicy.ROUND_ROBIN) == [0, 1, 2, 0, 1]
+    assert instances(apart, RoutingPolicy.LEAST_REQUESTS) == [0, 1, 2, 0, 1]
     tables = replay(agents(7, 4), instances=3, **CLOSED).requests
     homes = tables.group_by("session").agg(pl.col("instance").unique())["instance"]
     assert sorted(h.to_list() for h in homes) == [[0]] * 3 + [[1]] * 2 + [[2]] * 2

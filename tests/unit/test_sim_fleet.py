@@ -12,7 +12,7 @@ import pytest
 
 from hotprefix.definitions import Slo
 from hotprefix.errors import ConfigError
-from hotprefix.fleet.config import Arm, FleetConfig, Homes
+from hotprefix.fleet.config import FleetConfig, Homes, RoutingPolicy
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import Batch, WorkerReport
 from hotprefix.kernel.config import TierConfig, Write
@@ -26,8 +26,8 @@ from tests.support.replays import BLOCK, agents, price, replay, request
 CLOSED: dict[str, Any] = {"loop": Loop.CLOSED}
 
 
-def routing(arm: Arm = Arm.PREDICTED, **more: Any) -> Routing:
-    return Routing(FleetConfig(arm=arm, homes=Homes.TURNS), **more)
+def routing(arm: RoutingPolicy = RoutingPolicy.PREDICTED, **more: Any) -> Routing:
+    return Routing(FleetConfig(policy=arm, homes=Homes.TURNS), **more)
 
 
 class Heard(Fleet):
@@ -124,7 +124,7 @@ def test_a_report_adds_up() -> None:
 
 def test_knowledge_that_never_comes_leaves_nothing_captured() -> None:
     def routes(staleness_s: float) -> pl.DataFrame:
-        fleet = FleetConfig(arm=Arm.AFFINITY, confirm_s=0.0)
+        fleet = FleetConfig(policy=RoutingPolicy.AFFINITY, confirm_s=0.0)
         return replay(
             agents(10, 4), instances=2, routing=Routing(fleet, staleness_s=staleness_s), **CLOSED
         ).routes
@@ -141,7 +141,7 @@ def test_what_the_fleet_knows_at_once_is_what_the_kernel_finds() -> None:
     trace = [
         request(f"r{i}", [*range(6), 100 + i % 3, 200 + i % 4, 300 + i], arrival=5.0 * i) for i in range(20)
     ]
-    for arm in (Arm.PREDICTED, Arm.AFFINITY, Arm.ROUND_ROBIN):
+    for arm in (RoutingPolicy.PREDICTED, RoutingPolicy.AFFINITY, RoutingPolicy.ROUND_ROBIN):
         tables = replay(trace, instances=3, routing=routing(arm))
         both = tables.routes.join(tables.requests.select("id", "matched_at_enqueue", "cached_l1"), on="id")
         assert both["found_l1"].to_list() == both["matched_at_enqueue"].to_list()
@@ -172,7 +172,9 @@ def test_routes_say_what_came_of_the_predictions() -> None:
 
 
 def test_the_core_s_own_counts_are_those_of_the_tables() -> None:
-    tables = replay(agents(12, 5, think=0.1), instances=3, routing=routing(Arm.ROUND_ROBIN), **CLOSED)
+    tables = replay(
+        agents(12, 5, think=0.1), instances=3, routing=routing(RoutingPolicy.ROUND_ROBIN), **CLOSED
+    )
     told, rows = tables.fleet, tables.requests
     assert told["counters"]["routed"] == told["hits"]["requests"] == 60
     assert told["hits"]["available"] == rows["available_tokens"].sum()
@@ -186,7 +188,11 @@ def test_the_core_s_own_counts_are_those_of_the_tables() -> None:
 def test_loads_are_means_of_what_was_seen() -> None:
     trace = [request(f"r{i}", [i], 400, arrival=0.01 * i) for i in range(8)]
     tables = replay(
-        trace, instances=2, routing=routing(Arm.ROUND_ROBIN, report_every_s=0.25), window_s=1.0, max_running=4
+        trace,
+        instances=2,
+        routing=routing(RoutingPolicy.ROUND_ROBIN, report_every_s=0.25),
+        window_s=1.0,
+        max_running=4,
     )
     loads = tables.loads.to_dicts()
     assert {row["instance"] for row in loads} == {0, 1}
@@ -202,7 +208,7 @@ def test_loads_are_means_of_what_was_seen() -> None:
 def test_workers_have_their_own_prices_and_room() -> None:
     workers = (Worker(price(), 200, None), Worker(price().scaled(10.0), 30, None))
     trace = [request(f"r{i}", range(10 * i, 10 * i + 5), arrival=9.0 * i) for i in range(6)]
-    tables = replay(trace, instances=2, workers=workers, routing=routing(Arm.ROUND_ROBIN))
+    tables = replay(trace, instances=2, workers=workers, routing=routing(RoutingPolicy.ROUND_ROBIN))
     took = tables.requests.group_by("instance").agg(t=(pl.col("finish_s") - pl.col("arrival_s")).mean())
     quick, slow = took.sort("instance")["t"]
     assert slow == pytest.approx(10 * quick)
@@ -216,8 +222,8 @@ DEATH = (Death(0, 0.2, 1.5), Death(1, 0.9))
 
 
 @pytest.mark.usefixtures("heard")
-@pytest.mark.parametrize("arm", [Arm.PREDICTED, Arm.SESSION, Arm.ROUND_ROBIN])
-def test_requests_of_a_dead_instance_begin_again_elsewhere(arm: Arm) -> None:
+@pytest.mark.parametrize("arm", [RoutingPolicy.PREDICTED, RoutingPolicy.SESSION, RoutingPolicy.ROUND_ROBIN])
+def test_requests_of_a_dead_instance_begin_again_elsewhere(arm: RoutingPolicy) -> None:
     told = routing(arm, staleness_s=0.05, report_every_s=0.1)
     tables = replay(agents(14, 4, think=0.1), instances=3, routing=told, deaths=DEATH, **CLOSED)
     finished(tables)
@@ -228,7 +234,7 @@ def test_requests_of_a_dead_instance_begin_again_elsewhere(arm: Arm) -> None:
     assert routes.height == tables.requests.height + tables.requests["failovers"].sum()
     down = (pl.col("instance") == 0) & pl.col("at_s").is_between(0.2, 1.5, closed="left")
     assert routes.filter(down | ((pl.col("instance") == 1) & (pl.col("at_s") >= 0.9))).is_empty()
-    if arm is not Arm.SESSION:
+    if arm is not RoutingPolicy.SESSION:
         assert routes.filter((pl.col("instance") == 0) & (pl.col("at_s") >= 1.5)).height > 0
     lost = routes.join(moved.select("id", "failovers"), on="id").filter(
         pl.col("attempt") <= pl.col("failovers")
@@ -243,11 +249,15 @@ def test_requests_of_a_dead_instance_begin_again_elsewhere(arm: Arm) -> None:
 
 def test_computed_before_the_death_is_rework_and_nothing_of_it_is_reused() -> None:
     trace = [request("a", range(20), 3)]
-    alone = replay(trace, instances=2, routing=routing(Arm.ROUND_ROBIN), max_batched_tokens=16)
+    alone = replay(trace, instances=2, routing=routing(RoutingPolicy.ROUND_ROBIN), max_batched_tokens=16)
     row = alone.requests.to_dicts()[0]
     at = row["first_token_s"] * 0.6
     dies = replay(
-        trace, instances=2, routing=routing(Arm.ROUND_ROBIN), max_batched_tokens=16, deaths=(Death(0, at),)
+        trace,
+        instances=2,
+        routing=routing(RoutingPolicy.ROUND_ROBIN),
+        max_batched_tokens=16,
+        deaths=(Death(0, at),),
     ).requests.to_dicts()[0]
     assert (row["instance"], dies["instance"], dies["failovers"]) == (0, 1, 1)
     assert 0 < dies["rework_tokens"] < row["computed_tokens"] == 81
@@ -257,9 +267,9 @@ def test_computed_before_the_death_is_rework_and_nothing_of_it_is_reused() -> No
 
 def test_a_first_token_that_was_sent_stays_the_first() -> None:
     trace = [request("a", range(3), 50)]
-    one = replay(trace, instances=2, routing=routing(Arm.ROUND_ROBIN)).requests.to_dicts()[0]
+    one = replay(trace, instances=2, routing=routing(RoutingPolicy.ROUND_ROBIN)).requests.to_dicts()[0]
     at = (one["first_token_s"] + one["finish_s"]) / 2
-    tables = replay(trace, instances=2, routing=routing(Arm.ROUND_ROBIN), deaths=(Death(0, at),))
+    tables = replay(trace, instances=2, routing=routing(RoutingPolicy.ROUND_ROBIN), deaths=(Death(0, at),))
     row = tables.requests.to_dicts()[0]
     assert row["first_token_s"] == one["first_token_s"] < at < row["finish_s"]
     assert row["admit_s"] == at
@@ -281,7 +291,7 @@ def test_without_an_instance_requests_wait_and_are_refused_in_the_end() -> None:
 
 def test_an_instance_that_is_back_finds_the_shared_store() -> None:
     tiers = TierConfig(500, storage=True, write=Write.THROUGH)
-    told = routing(Arm.ROUND_ROBIN)
+    told = routing(RoutingPolicy.ROUND_ROBIN)
     trace = [request(f"r{i}", range(20), arrival=3.0 * i) for i in range(4)]
     tables = replay(trace, instances=2, tiers=tiers, routing=told, deaths=(Death(0, 2.0, 5.0),))
     finished(tables)
@@ -293,8 +303,8 @@ def test_an_instance_that_is_back_finds_the_shared_store() -> None:
 # -- what does not decide, and what is refused --------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", list(Arm))
-def test_every_arm_serves_everything_and_a_seed_decides(arm: Arm) -> None:
+@pytest.mark.parametrize("arm", list(RoutingPolicy))
+def test_every_arm_serves_everything_and_a_seed_decides(arm: RoutingPolicy) -> None:
     told = routing(arm, staleness_s=0.2, lost_events=0.2, report_every_s=0.3)
 
     def run(seed: int, repeats: int = 1 << 20) -> Tables:
@@ -307,7 +317,7 @@ def test_every_arm_serves_everything_and_a_seed_decides(arm: Arm) -> None:
 
 
 def test_all_arms_are_one_with_one_worker() -> None:
-    tables = [replay(agents(6, 4), routing=routing(arm), **CLOSED).requests for arm in Arm]
+    tables = [replay(agents(6, 4), routing=routing(arm), **CLOSED).requests for arm in RoutingPolicy]
     assert all(a.equals(b) for a, b in itertools.pairwise(tables))
 
 
@@ -331,7 +341,7 @@ def test_bad_settings_are_refused_with_the_fix() -> None:
 def test_a_report_counts_what_came_during_a_step() -> None:
     """The first prompt is computed in one step of 0.4 s; the second comes meanwhile."""
     trace = [request("a", range(100), 2), request("b", [200], 2, arrival=0.22)]
-    told = routing(Arm.ROUND_ROBIN, report_every_s=0.1)
+    told = routing(RoutingPolicy.ROUND_ROBIN, report_every_s=0.1)
     replay(trace, instances=2, routing=told, max_batched_tokens=512, deaths=(Death(1, 0.0),))
     waiting = {round(now, 1): r.waiting for now, (name, r) in Heard.latest.of("report") if name == "0"}
     assert (waiting[0.2], waiting[0.3]) == (0, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from hotprefix.fleet.config import Arm, FleetConfig
+from hotprefix.fleet.config import FleetConfig, RoutingPolicy
 from hotprefix.fleet.index import PageIndex
 from hotprefix.fleet.records import Change, Shelf
 from hotprefix.kernel.config import Publication, TierConfig, Write
@@ -127,7 +127,7 @@ def test_the_lower_tiers_are_told_in_the_same_way(
 def test_one_page_has_one_key_in_every_tier() -> None:
     """Requests far apart on one instance of two: what L1 lost is known to be in L2, and is restored."""
     tiers = TierConfig(500, write=Write.THROUGH, min_restore_pages=1, restore_s_per_page=1e-9)
-    routing = Routing(FleetConfig(arm=Arm.AFFINITY))
+    routing = Routing(FleetConfig(policy=RoutingPolicy.AFFINITY))
     trace = [request(f"r{i}", range(20 * (i % 3), 20 * (i % 3) + 20), arrival=9.0 * i) for i in range(9)]
     tables = replay(trace, total_pages=30, instances=2, tiers=tiers, routing=routing)
     both = tables.routes.join(tables.requests, on="id").filter(pl.col("cached_l2") > 0)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from hotprefix.errors import ConfigError
 
 
-class Arm(StrEnum):
+class RoutingPolicy(StrEnum):
     """How a worker is chosen (policies.py has one function for each)."""
 
     ROUND_ROBIN = "round_robin"
@@ -73,7 +73,7 @@ def _number(config: object, name: str, above: float | None = None, prefix: str =
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """The `plan` arm (CacheRoute, arXiv 2608.19677). Raises ConfigError if a value is out of range.
+    """the policy `plan` (CacheRoute, arXiv 2608.19677). Raises ConfigError if a value is out of range.
 
     period_s: from one plan to the next.
     anchor_pages: requests that share this many leading pages have one key; of shorter prompts all pages
@@ -104,8 +104,8 @@ class FleetConfig:
     """Everything one fleet needs to know. Raises ConfigError if a value is out of range.
 
     page_size: tokens of a page key. A worker with another page size is refused.
-    arm: see `Arm`. terms: the terms of the prediction that are on. homes: see `Homes`.
-    plan: the `plan` arm's settings.
+    policy: see `RoutingPolicy`. terms: the terms of the prediction that are on. homes: see `Homes`.
+    plan: the policy `plan`'s settings.
     spread: c of `bounded`: a worker may have (1 + c) times the mean load.
     slack: share by which predictions may differ and still count as equal.
     floor: below this load no worker counts as overloaded.
@@ -124,7 +124,7 @@ class FleetConfig:
     """
 
     page_size: int = 16
-    arm: Arm = Arm.PREDICTED
+    policy: RoutingPolicy = RoutingPolicy.PREDICTED
     terms: frozenset[Term] = frozenset(Term)
     homes: Homes = Homes.HASH
     plan: PlanConfig = PlanConfig()
@@ -158,7 +158,9 @@ class FleetConfig:
             _number(self, name)
         for name in ("horizon_s", "report_ttl_s"):
             _number(self, name, above=0.0)
-        if not isinstance(self.arm, Arm):
-            raise ConfigError(f"arm={self.arm!r}: give one of {', '.join(Arm)}", param="arm")
+        if not isinstance(self.policy, RoutingPolicy):
+            raise ConfigError(
+                f"policy={self.policy!r}: give one of {', '.join(RoutingPolicy)}", param="policy"
+            )
         if wrong := [term for term in self.terms if not isinstance(term, Term)]:
             raise ConfigError(f"terms={wrong!r}: give some of {', '.join(Term)}", param="terms")

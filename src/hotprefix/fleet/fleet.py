@@ -22,7 +22,7 @@ import math
 
 from hotprefix.errors import ConfigError, ProtocolError
 from hotprefix.fleet.bookings import Booking
-from hotprefix.fleet.config import Arm, FleetConfig
+from hotprefix.fleet.config import FleetConfig, RoutingPolicy
 from hotprefix.fleet.correction import Errors
 from hotprefix.fleet.hits import Hits
 from hotprefix.fleet.plan import Plan
@@ -40,17 +40,19 @@ class Fleet(Workers):
     """See the module's rules. Methods raise ProtocolError on a broken call order.
 
     hits: where hits went. error: how far predictions were off, over all workers. copies: tokens that were
-    computed a further time by choice, by reason. plan: the plan of that arm.
+    computed a further time by choice, by reason. plan: that policy's plan.
     """
 
     def __init__(self, config: FleetConfig, draw: Draw | None = None) -> None:
-        """draw: needed by the arms that draw (`random`, `plan`). Raises ConfigError if it is missing."""
+        """draw: needed by the policies that draw (`random`, `plan`). Raises ConfigError if it is missing."""
         super().__init__(config)
-        if draw is None and config.arm in (Arm.RANDOM, Arm.PLAN):
-            raise ConfigError(f"arm={config.arm} draws: give draw, such as Random(0).randrange", param="draw")
+        if draw is None and config.policy in (RoutingPolicy.RANDOM, RoutingPolicy.PLAN):
+            raise ConfigError(
+                f"policy={config.policy} draws: give draw, such as Random(0).randrange", param="draw"
+            )
         self.hits, self.error, self.plan = Hits(), Errors(), Plan(config.plan)
         self.copies = dict.fromkeys(Copying, 0)
-        self._policy = POLICIES[config.arm]
+        self._policy = POLICIES[config.policy]
         self._draw: Draw = draw or _none
         self._survey = Survey(config, self._members, self._bookings, self._index, self._flights)
         self._waiting: dict[str, float] = {}
@@ -74,7 +76,7 @@ class Fleet(Workers):
         self._survey.predict(places, everyone, request, now)
         self._index.asked(request.keys)
         planned: tuple[str, ...] = ()
-        if self.config.arm is Arm.PLAN:
+        if self.config.policy is RoutingPolicy.PLAN:
             planned = self.plan.count(request.keys, [p.member for p in places], now)
         view = View(request, places, planned, now, self.config, self._homes, self._draw)
         place, rule = self._policy(view)
@@ -142,7 +144,7 @@ class Fleet(Workers):
         holders = [p for p in view.places if p.matched == best]
         if not holders:
             return Copying.NOT_ALLOWED
-        if self.config.arm is not Arm.PREDICTED:
+        if self.config.policy is not RoutingPolicy.PREDICTED:
             return Copying.BY_RULE
         earliest = min(p.first for p in holders)
         return Copying.EARLIER_HERE if place.first <= earliest else Copying.COSTS_OTHERS_LESS
@@ -208,7 +210,7 @@ class Fleet(Workers):
 
 
 def _none(_: int) -> int:
-    raise ProtocolError("this arm does not draw")
+    raise ProtocolError("this policy does not draw")
 
 
 def cheapest(places: list[Place], but: Place, count: int) -> list[Place]:

@@ -1,4 +1,4 @@
-"""How a worker is chosen. Owns: one small function for each arm, and `POLICIES`, their registry.
+"""How a worker is chosen. Owns: one small function for each policy, and `POLICIES`, their registry.
 
 Rules:
 1. A policy reads the view and changes nothing. It returns one of the view's places, and which of its rules
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hotprefix.fleet.config import Arm
+from hotprefix.fleet.config import RoutingPolicy
 from hotprefix.fleet.view import Place, View
 
 Chosen = tuple[Place, str]
@@ -101,15 +101,15 @@ def equal_tps(view: View) -> Chosen:
     return min(view.places, key=lambda p: (p.work.reused(view.now), by_turn(p))), "least_cached_tps"
 
 
-POLICIES: dict[Arm, Policy] = {
-    Arm.ROUND_ROBIN: round_robin,
-    Arm.RANDOM: random,
-    Arm.LEAST_REQUESTS: least_requests,
-    Arm.SESSION: session,
-    Arm.LEAST_LOAD: least_load,
-    Arm.AFFINITY: affinity,
-    Arm.BOUNDED: bounded,
-    Arm.PREDICTED: predicted,
-    Arm.PLAN: plan,
-    Arm.EQUAL_TPS: equal_tps,
+POLICIES: dict[RoutingPolicy, Policy] = {
+    RoutingPolicy.ROUND_ROBIN: round_robin,
+    RoutingPolicy.RANDOM: random,
+    RoutingPolicy.LEAST_REQUESTS: least_requests,
+    RoutingPolicy.SESSION: session,
+    RoutingPolicy.LEAST_LOAD: least_load,
+    RoutingPolicy.AFFINITY: affinity,
+    RoutingPolicy.BOUNDED: bounded,
+    RoutingPolicy.PREDICTED: predicted,
+    RoutingPolicy.PLAN: plan,
+    RoutingPolicy.EQUAL_TPS: equal_tps,
 }

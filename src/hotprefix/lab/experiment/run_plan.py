@@ -18,7 +18,7 @@ from hotprefix import __version__
 from hotprefix.cost.model import CostModel
 from hotprefix.cost.presets import load_cost
 from hotprefix.errors import ConfigError
-from hotprefix.fleet.config import Arm as Policy
+from hotprefix.fleet.config import RoutingPolicy
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.experiment.bounds import check_bound
 from hotprefix.lab.experiment.looks import Look, looks
@@ -153,7 +153,7 @@ def depends_on_seed(chosen: Settings, loop: Loop) -> bool:
     draws, and with lost events."""
     load, cluster = chosen.load, chosen.cluster
     drawn = chosen.trace.generate is not None or load.session_rate is not None
-    drawn = drawn or cluster.policy in (Policy.RANDOM, Policy.PLAN) or cluster.lost_events > 0
+    drawn = drawn or cluster.policy in (RoutingPolicy.RANDOM, RoutingPolicy.PLAN) or cluster.lost_events > 0
     return drawn or (loop is Loop.CLOSED and load.concurrency is not None)
 
 

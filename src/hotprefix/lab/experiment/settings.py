@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hotprefix.fleet.config import Arm
+from hotprefix.fleet.config import RoutingPolicy
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -138,7 +138,7 @@ class ClusterSpec(Frozen):
     storage_pages: Count = 1 << 20
     workers: tuple[WorkersSpec, ...] = ()
     requests_per_s: Positive | None = None
-    policy: Arm = Arm.SESSION
+    policy: RoutingPolicy = RoutingPolicy.SESSION
     terms: TermsSpec = TermsSpec()
     fleet: dict[str, Any] = {}
     report_every_s: Positive = 1.0

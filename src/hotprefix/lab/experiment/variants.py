@@ -24,7 +24,7 @@ from hotprefix.lab.sim.replay import Routing
 _KERNEL = TypeAdapter(KernelConfig)
 _KERNEL_KEYS = frozenset(KernelConfig.__dataclass_fields__) - {"total_pages"}
 _FLEET = TypeAdapter(FleetConfig)
-_FLEET_KEYS = frozenset(FleetConfig.__dataclass_fields__) - {"arm", "terms", "page_size"}
+_FLEET_KEYS = frozenset(FleetConfig.__dataclass_fields__) - {"policy", "terms", "page_size"}
 
 
 def arms(experiment: Experiment) -> tuple[Variant, ...]:
@@ -88,7 +88,7 @@ def routing(settings: Settings) -> Routing:
             f"cluster.fleet.{key}: no such key; {nearest(key, _FLEET_KEYS)}", param=f"cluster.fleet.{key}"
         )
     terms = frozenset(term for term in Term if getattr(cluster.terms, term))
-    given = {"homes": Homes.TURNS, **cluster.fleet, "arm": cluster.policy, "terms": terms}
+    given = {"homes": Homes.TURNS, **cluster.fleet, "policy": cluster.policy, "terms": terms}
     try:
         fleet = _FLEET.validate_python(given)
     except ValidationError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hotprefix.cost.model import CostModel, Links
 from hotprefix.errors import ConfigError
-from hotprefix.fleet.config import Arm, FleetConfig, Homes
+from hotprefix.fleet.config import FleetConfig, Homes, RoutingPolicy
 from hotprefix.kernel.config import KernelConfig
 from hotprefix.lab.sim.arrivals import Loop
 
@@ -68,7 +68,9 @@ class Routing:
     lost_events: share of the batches of events that never do.
     """
 
-    fleet: FleetConfig = field(default_factory=lambda: FleetConfig(arm=Arm.SESSION, homes=Homes.TURNS))
+    fleet: FleetConfig = field(
+        default_factory=lambda: FleetConfig(policy=RoutingPolicy.SESSION, homes=Homes.TURNS)
+    )
     report_every_s: float = 1.0
     staleness_s: float = 0.0
     lost_events: float = 0.0
