@@ -234,7 +234,9 @@ def test_a_shipped_experiment_loads_and_is_judged_by_rules_that_say_why() -> Non
     found: dict[str, Any] = {name: load(name) for name in shipped()}
     assert set(found) == {
         "eviction-x-capacity", "publication-x-flight", "refresh-by-queue-depth", "refresh-off-on",
-        "thrash-and-no-thrash",
+        "thrash-and-no-thrash", "cacheroute-shape", "equal-tps", "how-many-instances", "how-much-l1",
+        "routing-agents", "routing-burst", "routing-failures", "routing-hetero", "routing-load",
+        "routing-skew", "routing-stale", "routing-terms",
     }  # fmt: skip
     for name, experiment in found.items():
         assert experiment.name == name
