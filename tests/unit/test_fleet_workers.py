@@ -181,11 +181,11 @@ def test_pages_are_there_from_the_first_token_until_events_confirm_them_or_time_
 
 
 def test_made_pages_of_each_worker_have_a_time_of_their_own() -> None:
-    made = fleet(2)
-    for name, worker, now in (("one", "w1", 0.0), ("two", "w0", 0.5)):
-        routed(made, request(name, prompt(name, 10), avoid=frozenset({worker})), now)
+    made = fleet(3)
+    for name, worker, now in (("one", "w0", 0.0), ("two", "w1", 0.25), ("tre", "w2", 0.5)):
+        routed(made, request(name, prompt(name, 10), avoid=frozenset({"w0", "w1", "w2"} - {worker})), now)
         finish(made, name, now)
-    for now, left in ((0.9, 2), (1.0, 1), (1.4, 1), (1.5, 0)):
+    for now, left in ((0.9, 3), (1.0, 2), (1.2, 2), (1.25, 1), (1.5, 0)):
         made.loads(now)
         assert len(made._flights) == left
 
