@@ -45,7 +45,17 @@ def test_the_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
     made.progress("a", Stage.FIRST_TOKEN, 1.0, Seen(compute_s=0.265))
     parts = routed(made, request("b", (), tail=299), 1.0).parts
     assert parts.compute == pytest.approx(4 * (0.005 + 0.002) + 0.299)  # 99, 99, 99 and 2 tokens
-    assert parts.delay == pytest.approx(parts.compute)
+    # the decode would have had the last step anyway; its 2 tokens are a 99th of it, twice
+    assert parts.delay == pytest.approx(parts.compute - (1 - 2 / 99) * (0.005 + 0.002))
+
+
+def test_requests_that_share_a_step_do_not_each_wait_for_one() -> None:
+    """64 prompts of 16 tokens at once: the last one's queue is 63 * 16 tokens in half a step, not 63 steps."""
+    made = fleet(Profile(TokenPrices(0.00001, 0.0, 0.01), 10_000, 16, 2048, 64))
+    parts = [routed(made, request(f"r{n}", (), tail=16), 0.0).parts for n in range(64)]
+    assert parts[0].first == pytest.approx(0.01 + 0.00016)
+    assert parts[63].queue == pytest.approx(63 * (0.00016 + 0.01 * 16 / 2048))
+    assert parts[63].compute == pytest.approx(parts[0].compute), "its own step is whole"
 
 
 def test_restoring_overlaps_with_the_queue() -> None:

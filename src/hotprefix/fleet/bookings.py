@@ -26,7 +26,7 @@ class Booking:
     """One request on its workers.
 
     member, decoder: where the prompt is computed, and where the answer is generated.
-    first_new: the first page that it computes itself. seconds, tokens: its prefill work.
+    first_new: the first page that it computes itself. seconds, tokens: what its prefill adds to the worker.
     queue, compute: predicted without correction. start, end: predicted times of its prefill. first: predicted
     seconds to the first token.
     at: when it was sent, as far as is known; until then, when it was chosen.
@@ -44,7 +44,7 @@ class Booking:
 
     def __init__(
         self, request: RouteRequest, member: Member, decoder: Member, decision: Decision, first_new: int,
-        leans: Booking | None, page_size: int,
+        leans: Booking | None, page_size: int, seconds: float,
     ) -> None:  # fmt: skip
         parts, at = decision.parts, decision.at
         self.request, self.keys, self.session = request.id, request.keys, request.session
@@ -56,7 +56,7 @@ class Booking:
         if member is decoder:
             self.pages -= first_new
         ready = max(parts.queue, parts.restore, parts.pull)
-        self.seconds, self.restore_s, self.hand_off_s = parts.compute, parts.restore, parts.hand_off
+        self.seconds, self.restore_s, self.hand_off_s = seconds, parts.restore, parts.hand_off
         self.queue, self.compute = ready / member.queue.value, parts.compute / member.compute.value
         self.at, self.start, self.end, self.first = at, at + ready, at + ready + parts.compute, parts.first
         self.made, self.seen, self.seen_decode, self.answered = False, False, False, 0.0

@@ -155,8 +155,9 @@ class Fleet(Workers):
         self._turn += 1
         member.chosen = decoder.chosen = self._turn
         booking = Booking(
-            view.request, member, decoder, decision, place.pages, place.leans, self.config.page_size
-        )
+            view.request, member, decoder, decision, place.pages, place.leans, self.config.page_size,
+            self._survey.predictor.own_work(place, view.request),
+        )  # fmt: skip
         place.work.reuse(decision.found.total, view.now)
         self._bookings.add(booking, view.now)
         self._flights.add(booking)

@@ -6,6 +6,11 @@ Rules:
    (`Place.displacement` is None); it never makes a place better than a known one would be on average.
 3. Restoring or pulling is used only where the first token comes sooner with it than by computing.
 4. A term that is switched off adds nothing.
+5. Requests share steps: the tokens of several prompts, and the decodes, are computed in one. So a request
+   that computes little waits for a whole step itself, and makes others wait for its own tokens only.
+   Example: a step takes 10 ms and 10 us a token, 2,048 tokens at most. Of 64 requests with 16 tokens each,
+   the first token of each comes 10.2 ms after its turn; together they are half a step of work, 15 ms, not
+   650 ms.
 """
 
 from __future__ import annotations
@@ -80,6 +85,20 @@ class Predictor:
         seconds += steps * prices.scheduler_s(decodes + 1, len(work.prefilling))
         return seconds * place.member.compute.value
 
+    def own_work(self, place: Place, request: RouteRequest) -> float:
+        """What the request adds to the worker's steps, in seconds (rule 5): its compute, less the part of its
+        last step that is the step's own and that others fill."""
+        work, profile = place.work, place.member.profile
+        decodes = work.decoding + work.foreign_decodes
+        chunk = max(1, profile.max_batched_tokens - decodes)
+        rest = (request.prompt - place.reused) % chunk
+        if not rest:
+            return place.compute
+        prices = profile.prices
+        step = prices.step_s(0, 0, decodes, work.context)
+        step += prices.scheduler_s(decodes + 1, len(work.prefilling))
+        return place.compute - (1.0 - rest / chunk) * step * place.member.compute.value
+
     def _or_recompute(self, place: Place, request: RouteRequest, queue: float) -> None:
         """Pages of L2 and L3 are restored, or computed if that is quicker. Pages in flight lie behind
         them."""
@@ -120,7 +139,9 @@ class Predictor:
         """What the choice costs others: those that decode there go slower while it is computed, and pages
         that must go for it may have to be computed again."""
         member, work = place.member, place.work
-        place.delay = place.compute * (work.decoding + work.foreign_decodes)
+        decodes = work.decoding + work.foreign_decodes
+        if decodes:
+            place.delay = self.own_work(place, request) * decodes
         report = member.report
         if report is not None:
             page_size = member.profile.page_size
