@@ -2,7 +2,7 @@
 
 Run once per release (docs/mutants.md has the score): `python -m tests.mutants --sample 100 --jobs 2`. Each
 mutant is one change (a comparison's border, a sign, a constant, `and` for `or`, `min` for `max`, a call left
-out) in a copy of the sources. It is *killed* if a test fails, *hung* if the tests take ten times as long as
+out) in a copy of the sources. It is *killed* if a test fails, *hung* if the tests take three times as long as
 without it, and *survived* otherwise: then a test is missing, or the change makes no difference to anybody.
 """
 
@@ -184,7 +184,7 @@ def main() -> None:
         begun = time.monotonic()
         if place.fails(float("inf")) != "survived":
             sys.exit("the tests fail without any change: nothing can be told")
-        limit = 10 * (time.monotonic() - begun)
+        limit = 3 * (time.monotonic() - begun)
         places.put(place)
 
         def tried(mutant: Mutant) -> str:
