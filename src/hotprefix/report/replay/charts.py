@@ -129,7 +129,7 @@ def spans(name: str, rows: Sequence[tuple[str, Sequence[float | None], int]]) ->
 def lines(
     name: str, series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], unit: str, *,
     colors: Mapping[str, int], x: str = "virtual time, s", log_x: bool = False, points: bool = False,
-    dashed: str = "", top: float | None = None, band: tuple[str, str] | None = None,
+    dashed: str = "", mark: float | None = None, band: tuple[str, str] | None = None,
 ) -> str:  # fmt: skip
     """Lines over time, or over another quantity.
 
@@ -137,7 +137,7 @@ def lines(
     colors: the colour of each label.
     dashed: the label of a line that is drawn dashed and in ink.
     points: mark each value.
-    top: where the y axis ends, for charts that are read side by side.
+    mark: a value that gets a line across, by which charts with different axes can be compared.
     band: the labels of two lines with the same x; what lies between them is shaded.
     """
     with rc_context({**_RC, "svg.hashsalt": name}):
@@ -162,7 +162,9 @@ def lines(
             )
         )
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.set_ylim(bottom=0, top=top)
+        if mark is not None:
+            axes.axhline(mark, color=INK, linewidth=0.8)
+        axes.set_ylim(bottom=0)
         axes.margins(x=0.02)
         axes.grid(axis="y", linewidth=0.6)
         axes.set_xlabel(x)
@@ -176,7 +178,9 @@ def against(name: str, points: Sequence[tuple[float, float]], x: str, y: str) ->
         figure, axes = _figure(3.4)
         ends = [min(map(min, points)) / 1.2, max(map(max, points)) * 1.2]
         axes.plot(ends, ends, color=INK, linewidth=0.8)
-        axes.plot(*zip(*points, strict=True), "o", color=_color(1), markersize=2.6, alpha=0.5)
+        axes.plot(
+            *zip(*points, strict=True), "o", color=_color(1), markersize=3, markeredgewidth=0, alpha=0.5
+        )
         for axis, set_scale, label in ((axes.xaxis, axes.set_xscale, x), (axes.yaxis, axes.set_yscale, y)):
             set_scale("log")
             axis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))

@@ -72,15 +72,14 @@ def _prediction_chart(condition: str, first: dict[str, FleetRun]) -> list[dict[s
 
 
 def _load_charts(condition: str, first: dict[str, FleetRun], baseline: str) -> list[dict[str, Any]]:
-    """One chart for each of MULTIPLES arms, with the same axis. The baseline and `predicted` go first."""
+    """One chart for each of MULTIPLES arms, of which the baseline and `predicted` are two."""
     wanted = sorted(first, key=lambda arm: arm not in (baseline, PREDICTED))[:MULTIPLES]
-    found = {arm: loads(run) for arm, run in first.items() if arm in wanted}
-    known = [y for lines, _ in found.values() for _, ys in lines.values() for y in ys if y is not None]
     panels = []
-    for arm, (lines, many) in found.items():
+    for arm in (arm for arm in first if arm in wanted):
+        lines, many = loads(first[arm])
         svg = charts.lines(
             f"load {condition} {arm}", lines, "ratio", colors={name: at for at, name in enumerate(lines)},
-            top=1.05 * max(known, default=1.0) or 1.0, band=("p5", "highest") if many else None,
+            mark=1.0, band=("p5", "highest") if many else None,
         )  # fmt: skip
         about = "over instances" if many else "by instance"
         panels.append({"title": f"Load {about} (1 = as much as it should have): {arm}", "svg": Markup(svg)})
