@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import defaultdict
@@ -17,7 +18,7 @@ from hotprefix.lab.experiment.load import Changes, load
 from hotprefix.lab.experiment.one_run import run
 from hotprefix.lab.experiment.result import ExperimentResult, FleetRun
 from hotprefix.lab.experiment.run_plan import plan
-from hotprefix.report.replay import fleet_tables
+from hotprefix.report.replay import fleet_tables, routing
 from hotprefix.report.replay.lookup import Lookup
 from hotprefix.report.replay.page import render
 from hotprefix.report.replay.replay_summary import summary
@@ -86,6 +87,7 @@ def column(table: dict[str, Any], head: str, arm: str) -> str:
 def test_where_hits_went_is_what_the_decisions_say(done: tuple[ExperimentResult, Runs]) -> None:
     result, runs = done
     table = section(result)["tables"][1]
+    assert table["heads"] == ["arm", "available", "captured", "delivered"]
     for arm in ("round_robin", "predicted"):
         shares = defaultdict(list)
         for folder in runs["fleet", arm]:
@@ -146,9 +148,16 @@ def test_the_other_figures_equal_a_recount_of_the_requests(done: tuple[Experimen
             assert column(table, head, arm) == value(names[head], mean(some)), (arm, head)
 
 
-def test_charts_show_the_first_seed(done: tuple[ExperimentResult, Runs]) -> None:
+def test_charts_show_the_first_seed(
+    done: tuple[ExperimentResult, Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
     result, runs = done
+    drawn: list[int] = []
+    for name in ("predictions", "loads"):
+        real = getattr(fleet_tables, name)
+        monkeypatch.setattr(routing, name, lambda run, real=real: drawn.append(run.seed) or real(run))
     titles = [panel["title"] for panel in section(result)["panels"]]
+    assert drawn == [1, 1, 1]
     load_titles = [f"Load by instance (1 = as much as it should have): {arm.name}" for arm in result.arms]
     assert titles == ["From the choice to the first token, predicted and actual: predicted", *load_titles]
     folder, first = runs["fleet", "predicted"][0], result.fleets["fleet", "predicted"][0]
@@ -175,12 +184,15 @@ def test_the_claims_stay_first_and_one_instance_has_no_section(done: tuple[Exper
     json.dumps(summary(result), allow_nan=False)
 
 
-def test_many_instances_are_a_band_and_many_decisions_a_sample() -> None:
+def test_many_instances_are_a_band_and_many_decisions_a_sample(
+    done: tuple[ExperimentResult, Runs],
+) -> None:
     spread = pl.DataFrame({
         "instance": list(range(21)) * 2, "start_s": [0.0] * 21 + [30.0] * 21,
         "load": [n / 10 for n in range(21)] + [1.0] * 21,
     })  # fmt: skip
     both = pl.DataFrame({"first_s": [float(n) for n in range(1201)], "actual_first_s": [1.0] * 1200 + [None]})
+    both = both.with_columns(copying=pl.lit("by_rule"), copied_tokens=10)
     some = FleetRun(1, both.lazy(), spread.lazy())
     lines, many = fleet_tables.loads(some)
     assert many
@@ -189,3 +201,10 @@ def test_many_instances_are_a_band_and_many_decisions_a_sample() -> None:
     points = fleet_tables.predictions(some)
     assert points == [(float(n), 1.0) for n in range(1, 1200, 3)]
     assert len(points) <= fleet_tables.POINTS
+    shown = section(dataclasses.replace(done[0], fleets={("fleet", "predicted"): (some,)}))
+    assert column(shown["tables"][0], "copied: by rule", "predicted") == "12 k"
+    assert [row["cells"][0].text for row in shown["tables"][0]["rows"]] == ["predicted"]
+    dots, band = (panel["svg"] for panel in shown["panels"])
+    assert dots.count("<use") == pytest.approx(len(points), abs=30)  # the others are ticks
+    assert "FillBetween" in band
+    assert all(name in band for name in lines)

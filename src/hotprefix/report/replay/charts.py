@@ -144,12 +144,14 @@ def lines(
         figure, axes = _figure(2.1)
         for label, (xs, ys) in series.items():
             color = INK if label == dashed else _color(colors[label])
-            axes.plot(xs, *_floats(ys), color=color, label=label,
+            axes.plot(xs, _floats(ys), color=color, label=label,
                       linestyle="--" if label == dashed else "-", marker="o" if points else None,
                       markersize=3.5)  # fmt: skip
         if band is not None:
             (xs, low), (_, high) = series[band[0]], series[band[1]]
-            axes.fill_between(xs, *_floats(low, high), color=_color(colors[band[1]]), alpha=0.15, linewidth=0)
+            axes.fill_between(
+                xs, _floats(low), _floats(high), color=_color(colors[band[1]]), alpha=0.15, linewidth=0
+            )
         if log_x:
             axes.set_xscale("log", base=2)
             ticks = sorted({v for xs, _ in series.values() for v in xs})
@@ -194,9 +196,9 @@ def against(name: str, points: Sequence[tuple[float, float]], x: str, y: str) ->
         return _svg(figure, name)
 
 
-def _floats(*rows: Sequence[float | None]) -> list[list[float]]:
+def _floats(values: Sequence[float | None]) -> list[float]:
     """Numbers for matplotlib: NaN where there is none."""
-    return [[float("nan") if y is None else y for y in row] for row in rows]
+    return [float("nan") if value is None else value for value in values]
 
 
 def _color(number: int) -> str:

@@ -6,7 +6,7 @@ arms as rows, empty columns left out. Charts show the first seed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -49,7 +49,7 @@ def routing_section(result: ExperimentResult, lookup: Lookup, condition: str) ->
     }  # fmt: skip
 
 
-def _with_copies(shown: dict[str, Any], fleets: dict[str, Sequence[FleetRun]]) -> dict[str, Any]:
+def _with_copies(shown: dict[str, Any], fleets: Mapping[str, Sequence[FleetRun]]) -> dict[str, Any]:
     """The table with a column for each reason for which pages were computed a further time."""
     copies = {arm: copied_by_reason(runs) for arm, runs in fleets.items()}
     reasons = sorted({reason for found in copies.values() for reason in found})
@@ -62,7 +62,7 @@ def _with_copies(shown: dict[str, Any], fleets: dict[str, Sequence[FleetRun]]) -
     }  # fmt: skip
 
 
-def _prediction_chart(condition: str, first: dict[str, FleetRun]) -> list[dict[str, Any]]:
+def _prediction_chart(condition: str, first: Mapping[str, FleetRun]) -> list[dict[str, Any]]:
     arm = PREDICTED if PREDICTED in first else next(iter(first))
     points = predictions(first[arm])
     if not points:
@@ -71,7 +71,7 @@ def _prediction_chart(condition: str, first: dict[str, FleetRun]) -> list[dict[s
     return [{"title": f"From the choice to the first token, predicted and actual: {arm}", "svg": Markup(svg)}]
 
 
-def _load_charts(condition: str, first: dict[str, FleetRun], baseline: str) -> list[dict[str, Any]]:
+def _load_charts(condition: str, first: Mapping[str, FleetRun], baseline: str) -> list[dict[str, Any]]:
     """One chart for each of MULTIPLES arms, of which the baseline and `predicted` are two."""
     wanted = sorted(first, key=lambda arm: arm not in (baseline, PREDICTED))[:MULTIPLES]
     panels = []
