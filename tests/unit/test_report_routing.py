@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
@@ -18,7 +19,7 @@ from hotprefix.lab.experiment.load import Changes, load
 from hotprefix.lab.experiment.one_run import run
 from hotprefix.lab.experiment.result import ExperimentResult, FleetRun
 from hotprefix.lab.experiment.run_plan import plan
-from hotprefix.report.replay import fleet_tables, routing
+from hotprefix.report.replay import charts, fleet_tables, routing
 from hotprefix.report.replay.lookup import Lookup
 from hotprefix.report.replay.page import render
 from hotprefix.report.replay.replay_summary import summary
@@ -138,12 +139,18 @@ def test_the_other_figures_equal_a_recount_of_the_requests(done: tuple[Experimen
                 r["predicted_first_s"] - (r["first_token_s"] - r["arrival_s"])
                 for r in requests if not r["failovers"]
             ))  # fmt: skip
+            took = defaultdict(list)
+            for r in requests:
+                took[r["instance"]].append(r["first_token_s"] - r["arrival_s"])
+            worst = max(float(np.percentile(some, 95)) for some in took.values())
+            figures["worst instance TTFT p95"].append(worst)
             for window in rows(folder, "windows"):
                 busy[window["instance"]] += window["prefill_s"] + window["decode_s"]
             figures["load imbalance"].append(max(busy.values()) / mean(busy.values()))
         assert mean(figures["failed over"]) > 0
         names = {"TTFT mean": "ttft_mean_s", "failed over": "failed_over", "load imbalance": "load_imbalance",
-                 "prediction bias": "prediction_bias_s"}  # fmt: skip
+                 "prediction bias": "prediction_bias_s",
+                 "worst instance TTFT p95": "worst_instance_ttft_p95_s"}  # fmt: skip
         for head, some in figures.items():
             assert column(table, head, arm) == value(names[head], mean(some)), (arm, head)
 
@@ -208,3 +215,11 @@ def test_many_instances_are_a_band_and_many_decisions_a_sample(
     assert dots.count("<use") == pytest.approx(len(points), abs=30)  # the others are ticks
     assert "FillBetween" in band
     assert all(name in band for name in lines)
+
+
+def test_a_mark_is_drawn_at_its_value_and_the_axis_reaches_it() -> None:
+    low = {"a": ([0.0, 1.0], [0.1, 0.2])}
+    near, far = (charts.lines("c", low, "ratio", colors={"a": 0}, mark=mark) for mark in (0.1, 60.0))
+    assert near != far
+    assert ">60<" in far
+    assert ">60<" not in near
