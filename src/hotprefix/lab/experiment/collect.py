@@ -28,6 +28,7 @@ from hotprefix.lab.experiment.result import (
     Condition,
     CostLabel,
     ExperimentResult,
+    FleetRun,
     Problem,
     Provenance,
     Share,
@@ -77,6 +78,7 @@ def collect(plan: Plan, store: RunStore, *, command: str) -> ExperimentResult:
         cost=cost_label(first.cost),
         looks=taken,
         bounds=tuple(_bounds(plan, store, last)),
+        fleets=_fleets(plan, store, last),
         problems=tuple(_problems(plan, store, last)),
     )
 
@@ -146,6 +148,18 @@ def _run(store: RunStore, task: ReplayTask) -> Run:
         task.seed, tables["requests"], windows, tables["links"], task.kernel.page_size,
         store.facts(task.key)["virtual_s"], models,
     )  # fmt: skip
+
+
+def _fleets(plan: Plan, store: RunStore, seeds: int) -> dict[Place, tuple[FleetRun, ...]]:
+    """The fleet tables of the finished runs with several instances, unread."""
+    found = {
+        place: tuple(
+            FleetRun(task.seed, store.scan(task.key, "routes"), store.scan(task.key, "loads"))
+            for task in some if task.seed <= seeds and store.finished(task.key)
+        )
+        for place, some in plan.runs.items() if some[0].settings.cluster.instances > 1
+    }  # fmt: skip
+    return {place: runs for place, runs in found.items() if runs}
 
 
 def _problems(plan: Plan, store: RunStore, seeds: int) -> list[Problem]:

@@ -97,6 +97,20 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetRun:
+    """The tables of one run with several instances. They stay on disk: a reader takes from them what it
+    shows.
+
+    routes: columns ROUTE_COLUMNS.
+    loads: columns LOAD_COLUMNS.
+    """
+
+    seed: int
+    routes: pl.LazyFrame
+    loads: pl.LazyFrame
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A run without a result. kind: failed | skipped."""
 
@@ -122,6 +136,7 @@ class ExperimentResult:
     windows: WINDOW_COLUMNS of the first seed, with condition and arm before them.
     looks: when the claims were looked at.
     bounds: the clairvoyant bound of each condition that has one.
+    fleets: (condition, arm) -> its finished runs, where these have several instances.
     problems: the runs without a result.
     """
 
@@ -145,4 +160,5 @@ class ExperimentResult:
     cost: CostLabel
     looks: tuple[Look, ...] = ()
     bounds: tuple[Share, ...] = ()
+    fleets: Mapping[tuple[str, str], tuple[FleetRun, ...]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()

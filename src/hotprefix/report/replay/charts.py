@@ -17,8 +17,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from hotprefix.report.figure_text import seconds
 from hotprefix.report.replay.words import large
 
 WIDTH: Final = 4.5  # inches of 72 units: about 1:1 on a phone
@@ -128,7 +129,7 @@ def spans(name: str, rows: Sequence[tuple[str, Sequence[float | None], int]]) ->
 def lines(
     name: str, series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]], unit: str, *,
     colors: Mapping[str, int], x: str = "virtual time, s", log_x: bool = False, points: bool = False,
-    dashed: str = "",
+    dashed: str = "", mark: float | None = None, band: tuple[str, str] | None = None,
 ) -> str:  # fmt: skip
     """Lines over time, or over another quantity.
 
@@ -136,14 +137,21 @@ def lines(
     colors: the colour of each label.
     dashed: the label of a line that is drawn dashed and in ink.
     points: mark each value.
+    mark: a value that gets a line across, by which charts with different axes can be compared.
+    band: the labels of two lines with the same x; what lies between them is shaded.
     """
     with rc_context({**_RC, "svg.hashsalt": name}):
         figure, axes = _figure(2.1)
         for label, (xs, ys) in series.items():
             color = INK if label == dashed else _color(colors[label])
-            axes.plot(xs, [float("nan") if y is None else y for y in ys], color=color, label=label,
+            axes.plot(xs, _floats(ys), color=color, label=label,
                       linestyle="--" if label == dashed else "-", marker="o" if points else None,
                       markersize=3.5)  # fmt: skip
+        if band is not None:
+            (xs, low), (_, high) = series[band[0]], series[band[1]]
+            axes.fill_between(
+                xs, _floats(low), _floats(high), color=_color(colors[band[1]]), alpha=0.15, linewidth=0
+            )
         if log_x:
             axes.set_xscale("log", base=2)
             ticks = sorted({v for xs, _ in series.values() for v in xs})
@@ -156,12 +164,41 @@ def lines(
             )
         )
         axes.yaxis.set_major_locator(MaxNLocator(4))
+        if mark is not None:
+            axes.axhline(mark, color=INK, linewidth=0.8)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.02)
         axes.grid(axis="y", linewidth=0.6)
         axes.set_xlabel(x)
         _legend(axes, len(series))
         return _svg(figure, name)
+
+
+def against(name: str, points: Sequence[tuple[float, float]], x: str, y: str) -> str:
+    """Pairs of seconds > 0 as dots on logarithmic axes, and the diagonal, on which both are equal."""
+    with rc_context({**_RC, "svg.hashsalt": name}):
+        figure, axes = _figure(3.4)
+        ends = [min(map(min, points)) / 1.2, max(map(max, points)) * 1.2]
+        axes.plot(ends, ends, color=INK, linewidth=0.8)
+        axes.plot(
+            *zip(*points, strict=True), "o", color=_color(1), markersize=3, markeredgewidth=0, alpha=0.5
+        )
+        for axis, set_scale, label in ((axes.xaxis, axes.set_xscale, x), (axes.yaxis, axes.set_yscale, y)):
+            set_scale("log")
+            axis.set_major_locator(LogLocator(subs=(1, 3), numticks=8))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(FuncFormatter(lambda v, _: seconds(v)))
+            axis.set_label_text(label)
+        axes.set_xlim(*ends)
+        axes.set_ylim(*ends)
+        axes.set_aspect("equal")
+        axes.grid(linewidth=0.6)
+        return _svg(figure, name)
+
+
+def _floats(values: Sequence[float | None]) -> list[float]:
+    """Numbers for matplotlib: NaN where there is none."""
+    return [float("nan") if value is None else value for value in values]
 
 
 def _color(number: int) -> str:

@@ -8,7 +8,7 @@ or zero in every arm are left out. Time charts show the first seed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ _TABLES = (
     ("Restores and saves, by link", RESTORES),
     ("Cluster", CLUSTER),
 )
-_GROUPS = (("", "all requests"), ("hot.", "hot requests"), ("cold.", "cold requests"))
+GROUPS = (("", "all requests"), ("hot.", "hot requests"), ("cold.", "cold requests"))
 _KEPT = ("retained_share", "regained_share", "restored_l2_share", "restored_l3_share", "recomputed_share")
 _KEPT_PARTS = (("L1", 2), ("L1 again", 0), ("L2", 1), ("L3", 4), ("recomputed", 3))
 _PARTS = (("L1", 2), ("L2", 1), ("L3", 4), ("computed", 3))
@@ -76,18 +76,21 @@ def condition_section(result: ExperimentResult, lookup: Lookup, condition: Condi
         "name": here,
         "about": condition.about,
         "settings": [f"{key} = {text}" for key, text in condition.settings.items()],
-        "chain": _table(lookup, here, arms, "The way of a request", CHAIN, _GROUPS),
-        "tables": [_table(lookup, here, arms, title_, metrics) for title_, metrics in _TABLES],
+        "chain": table(lookup, here, arms, "The way of a request", CHAIN, GROUPS),
+        "tables": [table(lookup, here, arms, title_, metrics) for title_, metrics in _TABLES],
         "shares": _share_charts(result, lookup, here, arms) if arms else [],
         "times": _time_charts(result, here, arms),
     }
 
 
-def _table(
+def table(
     lookup: Lookup, condition: str, arms: Sequence[str], name: str, metrics: Sequence[str],
-    groups: Sequence[tuple[str, str]] = (("", ""),),
+    groups: Sequence[tuple[str, str]] = (("", ""),), heads: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One table: in each group the arms, one below the other. Empty columns are left out."""
+    """One table: in each group the arms, one below the other. Empty columns are left out.
+
+    heads: names of columns that are not called as elsewhere.
+    """
     cells = {
         (group, arm, metric): lookup.figure(condition, arm, f"{group}{metric}")
         for group, _ in groups
@@ -108,7 +111,11 @@ def _table(
                 for f in found
             ]
             rows.append({"kind": "", "cells": [Cell(arm), *written]})
-    return {"title": name, "heads": ["arm", *map(title, shown)], "rows": rows if shown else []}
+    return {
+        "title": name,
+        "heads": ["arm", *((heads or {}).get(m) or title(m) for m in shown)],
+        "rows": rows if shown else [],
+    }
 
 
 def _tells(figure: Figure) -> bool:
@@ -141,7 +148,7 @@ def _share_charts(
         panels.append(("What became of the match on arrival", kept))
     sources = charts.stacked(f"sources {condition}", shares(_CACHED, True), _PARTS)
     panels.append(("Final source of prompt tokens", sources))
-    for prefix, label in _GROUPS:
+    for prefix, label in GROUPS:
         rows = [
             (
                 arm,

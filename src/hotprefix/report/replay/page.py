@@ -18,6 +18,7 @@ from hotprefix.report.html_page import render_page
 from hotprefix.report.replay.capacity_sweep import bound_table, bucket_tables, capacity_charts
 from hotprefix.report.replay.conditions import condition_section
 from hotprefix.report.replay.lookup import Lookup
+from hotprefix.report.replay.routing import routing_section
 from hotprefix.report.replay.verdict_cards import cards, headline
 from hotprefix.report.replay.words import value
 
@@ -37,7 +38,10 @@ def render(result: ExperimentResult) -> str:
         baseline=result.baseline,
         fixed=sorted(result.fixed.items()),
         slo=_objectives(result),
-        conditions=[condition_section(result, lookup, one) for one in result.conditions],
+        conditions=[
+            condition_section(result, lookup, one) | {"routing": routing_section(result, lookup, one.name)}
+            for one in result.conditions
+        ],
         sweep=capacity_charts(result, lookup),
         bounds=bound_table(result),
         buckets=bucket_tables(result),

@@ -18,6 +18,7 @@ from hotprefix.lab.interval import METHOD, Interval
 from hotprefix.lab.metric_names import METRICS
 from hotprefix.lab.stats import Comparison
 from hotprefix.lab.verdict import Verdict
+from hotprefix.report.replay.fleet_tables import copied_by_reason
 from hotprefix.report.replay.lookup import CONFIDENCE, Lookup
 
 SCHEMA = 2
@@ -64,6 +65,7 @@ def _arm(result: ExperimentResult, lookup: Lookup, condition: str, arm: str) -> 
         "metrics": {name: figure.value for name, figure in figures.items()},
         "beyond_end": [name for name, figure in figures.items() if figure.beyond],
         "not_measured": [name for name, figure in figures.items() if figure.not_measured],
+        "copied_by_reason": copied_by_reason(result.fleets.get((condition, arm), ())),
         "changes": {name: _change(one) for name, one in pair.items() if one.value("difference") is not None},
     }
 

@@ -47,6 +47,8 @@ TITLES = {
     "cached_l3_share": "from L3",
     "computed_per_request": "computed / request",
     "duplication_factor": "duplication",
+    "available_share": "available",
+    "captured_share": "captured",
 }
 
 
