@@ -289,6 +289,26 @@ def test_if_the_request_that_computes_fails_the_next_one_takes_its_place() -> No
     assert routed(made, request("e", HOT), 0.0).available == 0
 
 
+def test_if_a_decode_worker_dies_the_prefills_that_go_on_compute_what_its_requests_would_have() -> None:
+    """Roles split: the request that computes ends with its decode worker, the next ones live on at the
+    same prefill worker."""
+    made = Fleet(FleetConfig())
+    made.join("p", profile(role=Role.PREFILL), 0.0)
+    for name in ("d0", "d1"):
+        made.join(name, profile(role=Role.DECODE), 0.0)
+    prompts = [HOT, *(HOT + prompt(f"t{n}", 1) for n in range(3))]
+    decode = [routed(made, request(f"r{n}", keys), 0.0).decode for n, keys in enumerate(prompts)]
+    assert decode == ["d0", "d1", "d0", "d1"]
+    made.leave("d0", 0.0)
+    work = made._bookings.work["p"]
+    assert (work.tokens, round(work.seconds, 6)) == (321 + 2 * 17, 0.355)  # r1 computes HOT, r3 its own page
+    decision = routed(made, request("late", HOT), 0.0)
+    assert (decision.available, decision.found.flight) == (320, 320)
+    for id in ("r1", "r3", "late"):
+        made.progress(id, Stage.CANCELLED, 0.0)
+    nothing_left(made)
+
+
 def test_pages_in_flight_that_do_not_go_on_from_what_is_there_do_not_count() -> None:
     made = fleet(1)
     made.cached("w0", Shelf.L1, 0.0, HOT[:10])

@@ -230,13 +230,6 @@ class Bookings:
             decoder.hand_off_s = 0.0
         del self.all[booking.request]
 
-    def drop(self, worker: str, now: float) -> list[Booking]:
-        """End every booking that needs this life of the worker, and return them."""
-        ended = list(self.work[worker].all.values())
-        for booking in ended:
-            self.end(booking, now)
-        return ended
-
     def check(self) -> None:
         """Raise ProtocolError unless what is outstanding is that of the bookings."""
         for name, work in self.work.items():

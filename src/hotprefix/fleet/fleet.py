@@ -175,7 +175,8 @@ class Fleet(Workers):
             if not booking.made:
                 self._first_token(booking, now, seen or Seen())
         else:
-            self._end(booking, now)
+            self._close(booking, now)
+            self._changed(now)
 
     def _first_token(self, booking: Booking, now: float, seen: Seen) -> None:
         member, observed = booking.member, now - booking.at
@@ -193,14 +194,6 @@ class Fleet(Workers):
         self._flights.first_token(booking, now + stay)
         if booking.session is not None:
             self._homes.bind(booking.session, booking.decoder.name)
-
-    def _end(self, booking: Booking, now: float) -> None:
-        self._bookings.end(booking, now)
-        if not booking.made:
-            self._flights.fail(booking, self._bookings.work[booking.member.name])
-            if booking.session is not None:
-                self._homes.failed(booking.session)
-        self._changed(now)
 
     def wake_at(self) -> float | None:
         """When the waiting requests are to be routed again; None while none waits."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hotprefix.errors import ProtocolError
 from hotprefix.fleet import records as rec
-from hotprefix.fleet.bookings import Bookings, Work
+from hotprefix.fleet.bookings import Booking, Bookings, Work
 from hotprefix.fleet.config import FleetConfig
 from hotprefix.fleet.correction import Errors
 from hotprefix.fleet.event_order import Todo
@@ -123,14 +123,25 @@ class Workers:
 
     def _forget(self, member: Member, now: float) -> None:
         """Drop what belonged to the worker's life."""
-        ended = self._bookings.drop(member.name, now)
-        self._flights.drop(member.name, ended)
-        for booking in ended:
-            if booking.session is not None and not booking.made:
-                self._homes.failed(booking.session)
+        for booking in list(self._bookings.work[member.name].all.values()):
+            self._close(booking, now, gone=member)
+        self._flights.drop(member.name)
         self._bookings.work[member.name] = Work()
         self._index.drop(member.mask)
         self._changed(now)
+
+    def _close(self, booking: Booking, now: float, gone: Member | None = None) -> None:
+        """A booking has ended. gone: the worker with whose life it ended. If it only was to decode there,
+        others may count on pages that it was computing elsewhere."""
+        self._bookings.end(booking, now)
+        if booking.made:
+            return
+        if booking.member is gone:
+            self._flights.remove(booking)
+        else:
+            self._flights.fail(booking, self._bookings.work[booking.member.name])
+        if booking.session is not None:
+            self._homes.failed(booking.session)
 
     # -- what is cached where ---------------------------------------------------------------------
 
