@@ -98,6 +98,37 @@ def test_a_worker_that_left_and_came_back_is_cold_and_its_old_questions_count_no
     assert made._members.bits == 1  # its bit was used again
 
 
+def test_what_a_worker_said_before_it_left_and_came_back_is_ignored() -> None:
+    """Else its old pages would come back, and its first words of the new life would look like a restart."""
+    made = Fleet(FleetConfig())
+    made.join("w0", profile(), 0.0, incarnation=1)
+    made.leave("w0", 1.0)
+    made.join("w0", profile(), 1.0, incarnation=2)
+    stored = (Change(Shelf.L1, HOT),)
+    assert made.events("w0", Batch(0, stored, 0.5, 1), 1.5) is None
+    assert made.snapshot("w0", Batch(0, stored, 0.5, 1), 1.5) is None
+    assert routed(made, request("a", HOT), 2.0).found.total == 0
+    made.events("w0", Batch(0, (), 1.5, 2), 2.5)
+    made.report("w0", report(2.5, incarnation=2), 2.5)
+    assert made.counters.restarts == 0
+    finish(made, "a", 3.0)
+    assert made.counters.late == 0
+
+
+def test_a_late_report_of_a_life_that_events_have_ended_does_not_end_the_next_one() -> None:
+    """Its events tell no incarnation, its reports do."""
+    made = fleet(1)
+    made.report("w0", report(1.0, incarnation=1), 1.0)
+    made.events("w0", Batch(0, ()), 2.0)
+    made.events("w0", Batch(0, ()), 3.0)  # begins again
+    routed(made, request("a", HOT), 3.0)
+    made.report("w0", report(2.5, incarnation=1), 3.5)
+    made.report("w0", report(4.0, incarnation=2), 4.0)
+    assert made.counters.restarts == 1
+    finish(made, "a", 5.0)
+    assert made.counters.late == 0
+
+
 def test_reports_correct_the_queue_both_ways_and_fade() -> None:
     """A report tells of 500 tokens that nothing here has booked; later that of 300 booked ones 100 are
     left."""

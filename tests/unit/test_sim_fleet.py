@@ -300,6 +300,17 @@ def test_an_instance_that_is_back_finds_the_shared_store() -> None:
     assert back["cached_l1"].head(1).item() == 0
 
 
+@pytest.mark.usefixtures("heard")
+def test_words_of_a_life_that_is_over_do_not_end_the_next_one() -> None:
+    """They are on their way for longer than the instance is away."""
+    told = routing(staleness_s=0.4, report_every_s=0.1)
+    tables = replay(agents(14, 4, think=0.1), instances=3, routing=told, deaths=(Death(0, 0.5, 0.6),), **CLOSED)
+    finished(tables)
+    old = [b for now, (name, b, _) in Heard.latest.of("events") if name == "0" and now > 0.6 > b.made]
+    assert old
+    assert (Heard.latest.counters.restarts, Heard.latest.counters.late) == (0, 0)
+
+
 # -- what does not decide, and what is refused --------------------------------------------------------
 
 

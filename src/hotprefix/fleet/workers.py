@@ -65,10 +65,14 @@ class Workers:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    def join(self, worker: str, profile: rec.Profile, now: float) -> None:
-        """A worker may be chosen from now on. Raises ConfigError if its page size is not the fleet's."""
+    def join(
+        self, worker: str, profile: rec.Profile, now: float, incarnation: int | None = None
+    ) -> None:
+        """A worker may be chosen from now on. incarnation: the number that it gives this life, as in its
+        reports; what is still on its way from an earlier one is then known to be old. Raises ConfigError if
+        its page size is not the fleet's."""
         self._tick(now)
-        self._members.join(worker, profile, now)
+        self._members.join(worker, profile, now).told = incarnation
         self._bookings.work[worker] = Work()
         self._changed(now)
 
@@ -97,7 +101,7 @@ class Workers:
         """What the worker said. What was said before the last report, or before this life, is ignored."""
         self._tick(now)
         member = self._members[worker]
-        if not self._lives(member, report.incarnation, now) or report.made < member.since:
+        if report.made < member.since or not self._lives(member, report.incarnation, now):
             return
         if member.report is None or report.made >= member.report.made:
             member.report = report
