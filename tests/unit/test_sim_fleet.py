@@ -336,7 +336,8 @@ def test_bad_settings_are_refused_with_the_fix() -> None:
     trace = [request("a", [1])]
     for wrong, text in (
         ({"deaths": (Death(3, 1.0),), "instances": 2}, r"failures.worker=3: there are 2 instances"),
-        ({"deaths": (Death(0, 1.0), Death(0, 2.0))}, r"instance 0 dies at 2 and is not back by then"),
+        ({"deaths": (Death(0, 1.0), Death(0, 2.0))}, r"at_s=2: instance 0 has died before and is not back"),
+        ({"deaths": (Death(0, 1.0, 2.0), Death(0, 2.0))}, r"at_s=2: instance 0 .* later than its back_s"),
         ({"workers": (Worker(),), "instances": 2}, r"workers: they are 1, and there are 2 instances"),
     ):
         with pytest.raises(ConfigError, match=text):
