@@ -337,7 +337,7 @@ def test_bad_settings_are_refused_with_the_fix() -> None:
     for wrong, text in (
         ({"deaths": (Death(3, 1.0),), "instances": 2}, r"failures.worker=3: there are 2 instances"),
         ({"deaths": (Death(0, 1.0), Death(0, 2.0))}, r"at_s=2: instance 0 has died before and is not back"),
-        ({"deaths": (Death(0, 1.0, 2.0), Death(0, 2.0))}, r"at_s=2: instance 0 .* later than its back_s"),
+        ({"deaths": (Death(0, 1.0, 2.0), Death(0, 2.0))}, r"at_s=2: instance 0 .* give the earlier failure a back_s before"),
         ({"workers": (Worker(),), "instances": 2}, r"workers: they are 1, and there are 2 instances"),
     ):
         with pytest.raises(ConfigError, match=text):

@@ -196,7 +196,7 @@ def _check_deaths(deaths: tuple[Death, ...], instances: int) -> None:
         if since is None or death.at_s <= since:
             raise ConfigError(
                 f"cluster.failures.at_s={death.at_s:g}: instance {death.worker} has died before and is not "
-                "back by then; give a time later than its back_s",
+                "back by then; give the earlier failure a back_s before this time",
                 param="cluster.failures",
             )
         back[death.worker] = death.back_s
