@@ -32,6 +32,7 @@ def nothing_left(made: Fleet) -> None:
     made.check()
     assert not made._bookings.all
     assert not made._waiting
+    assert not made._looked
     assert not made._homes._coming
     assert (len(made._flights), len(made._flights._positions), len(made._flights._made)) == (0, 0, 0)
     for name, work in made._bookings.work.items():
@@ -175,6 +176,19 @@ def test_a_wait_is_bounded_and_then_also_full_workers_may_be_chosen() -> None:
     made.route(request("d", HOT), 22.0)
     made.progress("d", Stage.CANCELLED, 22.0)
     assert (made.wake_at(), made.counters.late, made.counters.expired) == (None, 0, 1)
+
+
+def test_a_request_that_waits_is_woken_though_another_one_was_looked_at_since() -> None:
+    """The other one must avoid the worker that has become free."""
+    made = fleet(2, bound=1)
+    for id in "ab":
+        routed(made, request(id, HOT), 0.0)
+    assert not isinstance(made.route(request("c", HOT), 1.0), Decision)
+    finish(made, "a", 2.0)
+    assert not isinstance(made.route(request("d", HOT, avoid=frozenset({"w0"})), 2.0), Decision)
+    assert made.wake_at() == 2.0
+    assert routed(made, request("c", HOT), 2.0).worker == "w0"
+    assert made.wake_at() == 12.0
 
 
 def test_pages_that_several_streams_share_count_once_for_each_worker() -> None:

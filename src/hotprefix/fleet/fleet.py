@@ -18,8 +18,6 @@ Rules:
 
 from __future__ import annotations
 
-import math
-
 from hotprefix.errors import ConfigError, ProtocolError
 from hotprefix.fleet.bookings import Booking
 from hotprefix.fleet.config import FleetConfig, RoutingPolicy
@@ -55,7 +53,10 @@ class Fleet(Workers):
         self._policy = POLICIES[config.policy]
         self._draw: Draw = draw or _none
         self._survey = Survey(config, self._members, self._bookings, self._index, self._flights)
+        # Since when each waiting request has waited, the oldest first; and after how many changes each was last
+        # looked at, the longest ago first.
         self._waiting: dict[str, float] = {}
+        self._looked: dict[str, int] = {}
         self._turn = 0
 
     def route(self, request: RouteRequest, now: float) -> Decision | Wait:
@@ -113,11 +114,12 @@ class Fleet(Workers):
         until = since + self.config.hold_s
         if expired:
             self.counters.expired += 1
-            self._waiting.pop(request.id, None)
+            self._waits_no_more(request.id)
         else:
             self.counters.waits += 1
-            self._wake = math.inf
             self._waiting.setdefault(request.id, since)  # they stay in the order in which they came
+            self._looked.pop(request.id, None)
+            self._looked[request.id] = self._changes
         return Wait(request.id, reason, until, expired)
 
     def _decide(self, view: View, place: Place, rule: str, best: int, everyone: list[Place]) -> Decision:
@@ -151,7 +153,7 @@ class Fleet(Workers):
 
     def _book(self, view: View, place: Place, decision: Decision) -> None:
         member, decoder = place.member, place.decoder.member
-        self._waiting.pop(view.request.id, None)
+        self._waits_no_more(view.request.id)
         self._turn += 1
         member.chosen = decoder.chosen = self._turn
         booking = Booking(
@@ -167,7 +169,7 @@ class Fleet(Workers):
         self._tick(now)
         booking = self._bookings.all.get(request)
         if booking is None:
-            if self._waiting.pop(request, None) is None or stage not in ENDINGS:
+            if stage not in ENDINGS or not self._waits_no_more(request):
                 self.counters.late += 1
         elif stage is Stage.SENT:
             booking.at = now
@@ -199,7 +201,13 @@ class Fleet(Workers):
         """When the waiting requests are to be routed again; None while none waits."""
         if not self._waiting:
             return None
-        return min(self._wake, next(iter(self._waiting.values())) + self.config.hold_s)
+        until = next(iter(self._waiting.values())) + self.config.hold_s
+        return until if next(iter(self._looked.values())) == self._changes else min(until, self._changed_at)
+
+    def _waits_no_more(self, request: str) -> bool:
+        """Forget a request that waits here. Returns whether it did."""
+        self._looked.pop(request, None)
+        return self._waiting.pop(request, None) is not None
 
 
 def _none(_: int) -> int:

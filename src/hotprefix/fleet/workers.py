@@ -60,7 +60,7 @@ class Workers:
         self._homes = SessionHomes(config.sessions)
         self._wanted = Wanted()
         self._report_ttl_s = config.report_ttl_s
-        self._wake = math.inf
+        self._changes, self._changed_at = 0, -math.inf
         self._now = -math.inf
 
     # -- workers ----------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class Workers:
 
     def _changed(self, now: float) -> None:
         """Something has changed that may let waiting requests go."""
-        self._wake = now
+        self._changes, self._changed_at = self._changes + 1, now
 
     def _tick(self, now: float) -> None:
         if now < self._now:
