@@ -178,6 +178,20 @@ def test_a_wait_is_bounded_and_then_also_full_workers_may_be_chosen() -> None:
     assert (made.wake_at(), made.counters.late, made.counters.expired) == (None, 0, 1)
 
 
+@pytest.mark.parametrize("since", [0.07 * n for n in range(20)])
+def test_at_the_time_that_wake_at_says_the_wait_is_over(since: float) -> None:
+    """Also where the difference of two times is rounded down; else a driver would ask at this very time for
+    ever."""
+    made = fleet(0, hold_s=0.7)
+    waits = made.route(request("a", HOT), since)
+    wake = made.wake_at()
+    assert wake is not None
+    assert (wake, waits.until) == (since + 0.7, wake)  # type: ignore[union-attr]
+    refused = made.route(request("a", HOT), wake)
+    assert not isinstance(refused, Decision)
+    assert (refused.expired, made.wake_at()) == (True, None)
+
+
 def test_a_request_that_waits_is_woken_though_another_one_was_looked_at_since() -> None:
     """The other one must avoid the worker that has become free."""
     made = fleet(2, bound=1)

@@ -289,6 +289,12 @@ def test_without_an_instance_requests_wait_and_are_refused_in_the_end() -> None:
     assert cut.requests["outcome"].to_list() == ["finished", "unfinished"]
 
 
+def test_requests_are_refused_in_the_end_whenever_they_came() -> None:
+    trace = [request(f"r{n}", [n], arrival=0.07 * n) for n in range(20)]
+    gone = replay(trace, deaths=(Death(0, 0.0),), routing=Routing(FleetConfig(hold_s=0.7)))
+    assert set(gone.requests["outcome"]) == {"rejected"}
+
+
 def test_an_instance_that_is_back_finds_the_shared_store() -> None:
     tiers = TierConfig(500, storage=True, write=Write.THROUGH)
     told = routing(RoutingPolicy.ROUND_ROBIN)

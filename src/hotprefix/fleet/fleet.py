@@ -66,7 +66,7 @@ class Fleet(Workers):
         if request.id in self._bookings.all:
             raise ProtocolError(f"request {request.id!r} has a worker: end it there first")
         since = self._waiting.get(request.id, now)
-        expired = now - since >= self.config.hold_s
+        expired = now >= since + self.config.hold_s  # just what `wake_at` says, to the last bit
         self._fade(now)
         everyone = self._survey.places(now)
         places = self._allowed(everyone, request, expired)
