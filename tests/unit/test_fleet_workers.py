@@ -12,6 +12,7 @@ from hotprefix.fleet.records import (
     Change,
     LinkSpeed,
     Profile,
+    Role,
     RouteRequest,
     Seen,
     Shelf,
@@ -34,6 +35,26 @@ def test_a_worker_with_other_pages_than_the_fleet_is_refused() -> None:
     """`llm-d-router#2889`: else it would silently match nothing."""
     with pytest.raises(ConfigError, match="pages of 64 tokens, the fleet's keys are for pages of 16"):
         Fleet(FleetConfig()).join("w", profile(page_size=64), 0.0)
+
+
+def test_keys_of_other_pages_than_the_fleet_s_are_refused_if_they_are_too_many() -> None:
+    made = fleet(1)
+    with pytest.raises(ConfigError, match=r"'a' has 3 keys, and its prompt=47 has 2 complete pages of 16"):
+        made.route(RouteRequest("a", HOT[:3], 47), 0.0)
+    assert routed(made, RouteRequest("a", HOT[:3], 48), 0.0).available == 0
+
+
+def test_sums_of_outstanding_seconds_never_fall_below_zero() -> None:
+    """0.1 + 0.2 - 0.1 - 0.2 is less than nothing."""
+    made = Fleet(FleetConfig())
+    made.join("p", profile(role=Role.PREFILL, restore=LinkSpeed(0.0, 1e3)), 0.0)
+    made.join("d", profile(role=Role.DECODE, hand_off=LinkSpeed(0.0, 1e3)), 0.0)
+    for n, tokens in enumerate((100, 200, 700)):
+        routed(made, request(str(n), (), tail=tokens), 0.0)
+    for id in "012":
+        made.progress(id, Stage.FIRST_TOKEN, 1.0)
+        load = made.loads(1.0)["d"]
+        assert min(load.prefill, load.hand_off, load.restore) >= 0.0
 
 
 def test_a_broken_call_order_is_an_error() -> None:

@@ -176,8 +176,8 @@ class Work:
             self.seconds = self.restore_s = self._before = 0.0
             self.tokens = 0
             return
-        self.seconds -= booking.seconds
-        self.restore_s -= booking.restore_s
+        self.seconds = max(0.0, self.seconds - booking.seconds)
+        self.restore_s = max(0.0, self.restore_s - booking.restore_s)
         self.tokens -= booking.tokens
 
 
@@ -207,7 +207,7 @@ class Bookings:
 
     def _prefill_done(self, booking: Booking, now: float) -> None:
         member, decoder = self.work[booking.member.name], self.work[booking.decoder.name]
-        decoder.hand_off_s -= booking.hand_off_s
+        decoder.hand_off_s = max(0.0, decoder.hand_off_s - booking.hand_off_s)
         member.done(booking, now)
         if member is not decoder:
             del member.all[booking.request]

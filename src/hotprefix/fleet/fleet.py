@@ -61,10 +61,17 @@ class Fleet(Workers):
 
     def route(self, request: RouteRequest, now: float) -> Decision | Wait:
         """Choose the request's worker and book the choice, or tell until when to wait. A request that waits
-        is routed again by its driver, or cancelled."""
+        is routed again by its driver, or cancelled. Raises ConfigError if it has more keys than pages."""
         self._tick(now)
         if request.id in self._bookings.all:
             raise ProtocolError(f"request {request.id!r} has a worker: end it there first")
+        if len(request.keys) * self.config.page_size > request.prompt:
+            raise ConfigError(
+                f"request {request.id!r} has {len(request.keys)} keys, and its prompt={request.prompt} has "
+                f"{request.prompt // self.config.page_size} complete pages of {self.config.page_size} tokens: "
+                "give keys of pages of that size",
+                param="keys",
+            )
         since = self._waiting.get(request.id, now)
         expired = now >= since + self.config.hold_s  # just what `wake_at` says, to the last bit
         self._fade(now)
