@@ -277,6 +277,7 @@ def test_prompts_shorter_than_a_page_are_spread_and_match_nothing() -> None:
     """`infera#107`."""
     made = fleet()
     decisions = [routed(made, request(str(n), (), tail=5), 0.0) for n in range(12)]
+    assert not made._index._recent
     assert Counter(d.worker for d in decisions) == dict.fromkeys(names(), 3)
     assert {d.available for d in decisions} == {0}
 
