@@ -55,6 +55,13 @@ def test_sums_of_outstanding_seconds_never_fall_below_zero() -> None:
         made.progress(id, Stage.FIRST_TOKEN, 1.0)
         load = made.loads(1.0)["d"]
         assert min(load.prefill, load.hand_off, load.restore) >= 0.0
+    queue = fleet(1)
+    for n, tokens in enumerate((100, 200, 700)):
+        routed(queue, request(str(n), (), tail=tokens), 0.0)
+    queue.report("w0", report(1.0, tokens=1001), 1.0)
+    for id in "01":
+        queue.progress(id, Stage.FIRST_TOKEN, 1.0)
+    assert queue.loads(9.0)["w0"].prefill >= 0.0
 
 
 def test_a_broken_call_order_is_an_error() -> None:

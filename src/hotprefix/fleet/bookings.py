@@ -102,7 +102,7 @@ class Work:
         own = 0.0
         if self.prefilling:
             head = next(iter(self.prefilling.values()))
-            own = self.seconds - min(head.seconds, max(0.0, now - self.since))
+            own = max(0.0, self.seconds - min(head.seconds, max(0.0, now - self.since)))
         if self._foreign > 0:
             return own + max(0.0, self._foreign - (now - self._reported))
         return max(0.0, own + max(self._foreign, -self._before))
