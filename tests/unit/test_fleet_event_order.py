@@ -140,3 +140,13 @@ def test_a_snapshot_stands_for_all_batches_up_to_its_number() -> None:
     assert events.awaits  # of 10
     assert numbers(events.live(batch(10, 10.0))) == [10, 11]
     assert not events.awaits
+
+
+def test_a_snapshot_from_before_the_latest_batch_is_ignored_unless_it_is_of_a_new_life() -> None:
+    events = order(6)
+    assert events.snapshot(batch(3, 3.0)) == Todo()
+    assert numbers(events.live(batch(6, 6.0))) == [6]
+    again = events.snapshot(batch(6, 6.0))  # of just this moment: it repairs what was dropped
+    assert (numbers(again), again.drop, again.begin_again) == ([6], True, False)
+    anew = events.snapshot(batch(2, 9.0))
+    assert (numbers(anew), anew.begin_again) == ([2], True)

@@ -32,6 +32,7 @@ def nothing_left(made: Fleet) -> None:
     made.check()
     assert not made._bookings.all
     assert not made._waiting
+    assert not made._looked
     assert not made._homes._coming
     assert (len(made._flights), len(made._flights._positions), len(made._flights._made)) == (0, 0, 0)
     for name, work in made._bookings.work.items():
@@ -177,6 +178,33 @@ def test_a_wait_is_bounded_and_then_also_full_workers_may_be_chosen() -> None:
     assert (made.wake_at(), made.counters.late, made.counters.expired) == (None, 0, 1)
 
 
+@pytest.mark.parametrize("since", [0.07 * n for n in range(20)])
+def test_at_the_time_that_wake_at_says_the_wait_is_over(since: float) -> None:
+    """Also where the difference of two times is rounded down; else a driver would ask at this very time for
+    ever."""
+    made = fleet(0, hold_s=0.7)
+    waits = made.route(request("a", HOT), since)
+    wake = made.wake_at()
+    assert wake is not None
+    assert (wake, waits.until) == (since + 0.7, wake)  # type: ignore[union-attr]
+    refused = made.route(request("a", HOT), wake)
+    assert not isinstance(refused, Decision)
+    assert (refused.expired, made.wake_at()) == (True, None)
+
+
+def test_a_request_that_waits_is_woken_though_another_one_was_looked_at_since() -> None:
+    """The other one must avoid the worker that has become free."""
+    made = fleet(2, bound=1)
+    for id in "ab":
+        routed(made, request(id, HOT), 0.0)
+    assert not isinstance(made.route(request("c", HOT), 1.0), Decision)
+    finish(made, "a", 2.0)
+    assert not isinstance(made.route(request("d", HOT, avoid=frozenset({"w0"})), 2.0), Decision)
+    assert made.wake_at() == 2.0
+    assert routed(made, request("c", HOT), 2.0).worker == "w0"
+    assert made.wake_at() == 12.0
+
+
 def test_pages_that_several_streams_share_count_once_for_each_worker() -> None:
     """`dynamo#14157`: ten streams that share 90 %. Load is what the worker reports, and since then new
     pages."""
@@ -249,6 +277,7 @@ def test_prompts_shorter_than_a_page_are_spread_and_match_nothing() -> None:
     """`infera#107`."""
     made = fleet()
     decisions = [routed(made, request(str(n), (), tail=5), 0.0) for n in range(12)]
+    assert not made._index._recent
     assert Counter(d.worker for d in decisions) == dict.fromkeys(names(), 3)
     assert {d.available for d in decisions} == {0}
 
@@ -287,6 +316,26 @@ def test_if_the_request_that_computes_fails_the_next_one_takes_its_place() -> No
         made.progress(id, Stage.CANCELLED, 0.0)
     nothing_left(made)
     assert routed(made, request("e", HOT), 0.0).available == 0
+
+
+def test_if_a_decode_worker_dies_the_prefills_that_go_on_compute_what_its_requests_would_have() -> None:
+    """Roles split: the request that computes ends with its decode worker, the next ones live on at the
+    same prefill worker."""
+    made = Fleet(FleetConfig())
+    made.join("p", profile(role=Role.PREFILL), 0.0)
+    for name in ("d0", "d1"):
+        made.join(name, profile(role=Role.DECODE), 0.0)
+    prompts = [HOT, *(HOT + prompt(f"t{n}", 1) for n in range(3))]
+    decode = [routed(made, request(f"r{n}", keys), 0.0).decode for n, keys in enumerate(prompts)]
+    assert decode == ["d0", "d1", "d0", "d1"]
+    made.leave("d0", 0.0)
+    work = made._bookings.work["p"]
+    assert (work.tokens, round(work.seconds, 6)) == (321 + 2 * 17, 0.355)  # r1 computes HOT, r3 its own page
+    decision = routed(made, request("late", HOT), 0.0)
+    assert (decision.available, decision.found.flight) == (320, 320)
+    for id in ("r1", "r3", "late"):
+        made.progress(id, Stage.CANCELLED, 0.0)
+    nothing_left(made)
 
 
 def test_pages_in_flight_that_do_not_go_on_from_what_is_there_do_not_count() -> None:

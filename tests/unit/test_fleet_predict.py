@@ -114,6 +114,27 @@ def test_a_cold_worker_pulls_where_that_is_quicker_than_computing(
     assert decision.copied == (0 if peer else 1600)
 
 
+def test_restores_and_hand_offs_of_several_requests_add_up_each_once() -> None:
+    """What stands on a link before a request is in its prediction, but it is not its own work."""
+    slow = LinkSpeed(0.0, 1000.0)  # a token a millisecond
+    made = Fleet(FleetConfig())
+    made.join("w", profile(token_s=0.1, restore=slow), 0.0)
+    made.cached("w", Shelf.L2, 0.0, HOT)
+    restores = [routed(made, request(str(n), HOT), 0.0).parts.restore for n in range(4)]
+    assert restores == pytest.approx([1.6 * n for n in (1, 2, 3, 4)])
+    assert made.loads(0.0)["w"].restore == pytest.approx(4 * 1.6)
+    split = Fleet(FleetConfig())
+    split.join("p", profile(role=Role.PREFILL), 0.0)
+    split.join("d", profile(role=Role.DECODE, hand_off=slow), 0.0)
+    parts = [routed(split, request(str(n), (), tail=100), 0.0).parts.hand_off for n in range(4)]
+    assert parts == pytest.approx([0.1 * n for n in (1, 2, 3, 4)])
+    assert split.loads(0.0)["d"].hand_off == pytest.approx(0.4)
+    for id in "0123":
+        finish(split, id, 1.0)
+        finish(made, id, 1.0) if id != "3" else made.progress(id, Stage.FAILED, 1.0)
+    assert (made.loads(1.0)["w"].restore, split.loads(1.0)["d"].hand_off) == (0.0, 0.0)
+
+
 def test_roles_a_hand_over_and_the_wait_for_a_row() -> None:
     """One prefill worker; the decode workers have one row each, and requests stay for 2 s."""
     rows = {"role": Role.DECODE, "max_running": 1, "hand_off": QUICK}

@@ -12,6 +12,7 @@ from hotprefix.fleet.records import (
     Change,
     LinkSpeed,
     Profile,
+    Role,
     RouteRequest,
     Seen,
     Shelf,
@@ -34,6 +35,33 @@ def test_a_worker_with_other_pages_than_the_fleet_is_refused() -> None:
     """`llm-d-router#2889`: else it would silently match nothing."""
     with pytest.raises(ConfigError, match="pages of 64 tokens, the fleet's keys are for pages of 16"):
         Fleet(FleetConfig()).join("w", profile(page_size=64), 0.0)
+
+
+def test_keys_of_other_pages_than_the_fleet_s_are_refused_if_they_are_too_many() -> None:
+    made = fleet(1)
+    with pytest.raises(ConfigError, match=r"'a' has 3 keys, and its prompt=47 has 2 complete pages of 16"):
+        made.route(RouteRequest("a", HOT[:3], 47), 0.0)
+    assert routed(made, RouteRequest("a", HOT[:3], 48), 0.0).available == 0
+
+
+def test_sums_of_outstanding_seconds_never_fall_below_zero() -> None:
+    """0.1 + 0.2 - 0.1 - 0.2 is less than nothing."""
+    made = Fleet(FleetConfig())
+    made.join("p", profile(role=Role.PREFILL, restore=LinkSpeed(0.0, 1e3)), 0.0)
+    made.join("d", profile(role=Role.DECODE, hand_off=LinkSpeed(0.0, 1e3)), 0.0)
+    for n, tokens in enumerate((100, 200, 700)):
+        routed(made, request(str(n), (), tail=tokens), 0.0)
+    for id in "012":
+        made.progress(id, Stage.FIRST_TOKEN, 1.0)
+        load = made.loads(1.0)["d"]
+        assert min(load.prefill, load.hand_off, load.restore) >= 0.0
+    queue = fleet(1)
+    for n, tokens in enumerate((100, 200, 700)):
+        routed(queue, request(str(n), (), tail=tokens), 0.0)
+    queue.report("w0", report(1.0, tokens=1001), 1.0)
+    for id in "01":
+        queue.progress(id, Stage.FIRST_TOKEN, 1.0)
+    assert queue.loads(9.0)["w0"].prefill >= 0.0
 
 
 def test_a_broken_call_order_is_an_error() -> None:
@@ -96,6 +124,37 @@ def test_a_worker_that_left_and_came_back_is_cold_and_its_old_questions_count_no
     assert made.replayed(wanted, (Batch(0, (Change(Shelf.L1, HOT),)),), 1.0) is None
     assert routed(made, request("a", HOT), 2.0).found.total == 0
     assert made._members.bits == 1  # its bit was used again
+
+
+def test_what_a_worker_said_before_it_left_and_came_back_is_ignored() -> None:
+    """Else its old pages would come back, and its first words of the new life would look like a restart."""
+    made = Fleet(FleetConfig())
+    made.join("w0", profile(), 0.0, incarnation=1)
+    made.leave("w0", 1.0)
+    made.join("w0", profile(), 1.0, incarnation=2)
+    stored = (Change(Shelf.L1, HOT),)
+    assert made.events("w0", Batch(0, stored, 0.5, 1), 1.5) is None
+    assert made.snapshot("w0", Batch(0, stored, 0.5, 1), 1.5) is None
+    assert routed(made, request("a", HOT), 2.0).found.total == 0
+    made.events("w0", Batch(0, (), 1.5, 2), 2.5)
+    made.report("w0", report(2.5, incarnation=2), 2.5)
+    assert made.counters.restarts == 0
+    finish(made, "a", 3.0)
+    assert made.counters.late == 0
+
+
+def test_a_late_report_of_a_life_that_events_have_ended_does_not_end_the_next_one() -> None:
+    """Its events tell no incarnation, its reports do."""
+    made = fleet(1)
+    made.report("w0", report(1.0, incarnation=1), 1.0)
+    made.events("w0", Batch(0, ()), 2.0)
+    made.events("w0", Batch(0, ()), 3.0)  # begins again
+    routed(made, request("a", HOT), 3.0)
+    made.report("w0", report(2.5, incarnation=1), 3.5)
+    made.report("w0", report(4.0, incarnation=2), 4.0)
+    assert made.counters.restarts == 1
+    finish(made, "a", 5.0)
+    assert made.counters.late == 0
 
 
 def test_reports_correct_the_queue_both_ways_and_fade() -> None:

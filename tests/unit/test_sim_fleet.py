@@ -289,6 +289,12 @@ def test_without_an_instance_requests_wait_and_are_refused_in_the_end() -> None:
     assert cut.requests["outcome"].to_list() == ["finished", "unfinished"]
 
 
+def test_requests_are_refused_in_the_end_whenever_they_came() -> None:
+    trace = [request(f"r{n}", [n], arrival=0.07 * n) for n in range(20)]
+    gone = replay(trace, deaths=(Death(0, 0.0),), routing=Routing(FleetConfig(hold_s=0.7)))
+    assert set(gone.requests["outcome"]) == {"rejected"}
+
+
 def test_an_instance_that_is_back_finds_the_shared_store() -> None:
     tiers = TierConfig(500, storage=True, write=Write.THROUGH)
     told = routing(RoutingPolicy.ROUND_ROBIN)
@@ -298,6 +304,17 @@ def test_an_instance_that_is_back_finds_the_shared_store() -> None:
     back = tables.requests.filter((pl.col("instance") == 0) & (pl.col("arrival_s") > 5.0))
     assert back["cached_l3"].sum() > 0
     assert back["cached_l1"].head(1).item() == 0
+
+
+@pytest.mark.usefixtures("heard")
+def test_words_of_a_life_that_is_over_do_not_end_the_next_one() -> None:
+    """They are on their way for longer than the instance is away."""
+    told = routing(staleness_s=0.4, report_every_s=0.1)
+    tables = replay(agents(14, 4, think=0.1), instances=3, routing=told, deaths=(Death(0, 0.5, 0.6),), **CLOSED)
+    finished(tables)
+    old = [b for now, (name, b, _) in Heard.latest.of("events") if name == "0" and now > 0.6 > b.made]
+    assert old
+    assert (Heard.latest.counters.restarts, Heard.latest.counters.late) == (0, 0)
 
 
 # -- what does not decide, and what is refused --------------------------------------------------------
@@ -325,7 +342,8 @@ def test_bad_settings_are_refused_with_the_fix() -> None:
     trace = [request("a", [1])]
     for wrong, text in (
         ({"deaths": (Death(3, 1.0),), "instances": 2}, r"failures.worker=3: there are 2 instances"),
-        ({"deaths": (Death(0, 1.0), Death(0, 2.0))}, r"instance 0 dies at 2 and is not back by then"),
+        ({"deaths": (Death(0, 1.0), Death(0, 2.0))}, r"at_s=2: instance 0 has died before and is not back"),
+        ({"deaths": (Death(0, 1.0, 2.0), Death(0, 2.0))}, r"at_s=2: instance 0 .* give the earlier failure a back_s before"),
         ({"workers": (Worker(),), "instances": 2}, r"workers: they are 1, and there are 2 instances"),
     ):
         with pytest.raises(ConfigError, match=text):

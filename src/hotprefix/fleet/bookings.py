@@ -102,7 +102,7 @@ class Work:
         own = 0.0
         if self.prefilling:
             head = next(iter(self.prefilling.values()))
-            own = self.seconds - min(head.seconds, max(0.0, now - self.since))
+            own = max(0.0, self.seconds - min(head.seconds, max(0.0, now - self.since)))
         if self._foreign > 0:
             return own + max(0.0, self._foreign - (now - self._reported))
         return max(0.0, own + max(self._foreign, -self._before))
@@ -176,8 +176,8 @@ class Work:
             self.seconds = self.restore_s = self._before = 0.0
             self.tokens = 0
             return
-        self.seconds -= booking.seconds
-        self.restore_s -= booking.restore_s
+        self.seconds = max(0.0, self.seconds - booking.seconds)
+        self.restore_s = max(0.0, self.restore_s - booking.restore_s)
         self.tokens -= booking.tokens
 
 
@@ -193,6 +193,9 @@ class Bookings:
         self.all[booking.request] = booking
         member, decoder = self.work[booking.member.name], self.work[booking.decoder.name]
         member.all[booking.request] = decoder.all[booking.request] = booking
+        # The prediction waits for what stands on a link before it. That is booked by those that it belongs to.
+        booking.restore_s = max(0.0, booking.restore_s - member.restore_s)
+        booking.hand_off_s = max(0.0, booking.hand_off_s - decoder.hand_off_s)
         member.begin(booking, now)
         decoder.pages += booking.pages
         decoder.hand_off_s += booking.hand_off_s
@@ -207,7 +210,7 @@ class Bookings:
 
     def _prefill_done(self, booking: Booking, now: float) -> None:
         member, decoder = self.work[booking.member.name], self.work[booking.decoder.name]
-        decoder.hand_off_s -= booking.hand_off_s
+        decoder.hand_off_s = max(0.0, decoder.hand_off_s - booking.hand_off_s)
         member.done(booking, now)
         if member is not decoder:
             del member.all[booking.request]
@@ -229,13 +232,6 @@ class Bookings:
         if not decoder.all:
             decoder.hand_off_s = 0.0
         del self.all[booking.request]
-
-    def drop(self, worker: str, now: float) -> list[Booking]:
-        """End every booking that needs this life of the worker, and return them."""
-        ended = list(self.work[worker].all.values())
-        for booking in ended:
-            self.end(booking, now)
-        return ended
 
     def check(self) -> None:
         """Raise ProtocolError unless what is outstanding is that of the bookings."""

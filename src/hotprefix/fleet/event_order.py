@@ -3,7 +3,8 @@
 Rules:
 1. Batches are applied in the order of their numbers, from 0 on, each once. A first number above 0 is a gap.
 2. On a gap, live batches are held back and a replay is asked for: first what it brings, then what was held.
-3. A replay that comes when it is not awaited any more is ignored, so it never brings a removed page back.
+3. A replay that comes when it is not awaited any more is ignored, and so is a snapshot from before the
+   latest batch: neither brings a removed page back.
 4. If a replay lacks what is missing, the worker's entries are dropped, and events build them up again from
    the oldest batch that is there.
 5. A number that was seen before, from a later time than any seen, is of a new life: the worker has begun
@@ -76,7 +77,10 @@ class EventOrder:
         return self._give_up() if self._awaits and ticket == self.ticket else Todo()
 
     def snapshot(self, batch: Batch) -> Todo:
-        """All that the worker has after its batch of this number."""
+        """All that the worker has after its batch of this number. It is ignored if a later batch has been
+        applied."""
+        if batch.number < self._next - 1 and not self._begins_again(batch, False):
+            return Todo()
         again = self._take(batch, False)
         self._held = {number: held for number, held in self._held.items() if number > batch.number}
         self._next = batch.number + 1
@@ -84,11 +88,8 @@ class EventOrder:
 
     def _take(self, batch: Batch, live: bool) -> bool:
         """Hold a batch until it is its turn. Returns whether it is the first seen of a new life."""
-        number, made, newest = batch.number, batch.made, self._newest
-        if made is not None and newest is not None:
-            again = number <= self._highest and made > newest
-        else:
-            again = live and number <= self._highest
+        number, made = batch.number, batch.made
+        again = self._begins_again(batch, live)
         if again:
             self.restart()
         if live or made is not None:
@@ -98,6 +99,12 @@ class EventOrder:
         if number >= self._next:
             self._held.setdefault(number, batch)
         return again
+
+    def _begins_again(self, batch: Batch, live: bool) -> bool:
+        """Whether a batch is of a new life (rule 5)."""
+        if batch.made is not None and self._newest is not None:
+            return batch.number <= self._highest and batch.made > self._newest
+        return live and batch.number <= self._highest
 
     def _give_up(self) -> Todo:
         """Go on without what is missing."""

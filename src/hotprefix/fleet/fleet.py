@@ -18,8 +18,6 @@ Rules:
 
 from __future__ import annotations
 
-import math
-
 from hotprefix.errors import ConfigError, ProtocolError
 from hotprefix.fleet.bookings import Booking
 from hotprefix.fleet.config import FleetConfig, RoutingPolicy
@@ -55,17 +53,27 @@ class Fleet(Workers):
         self._policy = POLICIES[config.policy]
         self._draw: Draw = draw or _none
         self._survey = Survey(config, self._members, self._bookings, self._index, self._flights)
+        # Since when each waiting request has waited, the oldest first; and after how many changes each was last
+        # looked at, the longest ago first.
         self._waiting: dict[str, float] = {}
+        self._looked: dict[str, int] = {}
         self._turn = 0
 
     def route(self, request: RouteRequest, now: float) -> Decision | Wait:
         """Choose the request's worker and book the choice, or tell until when to wait. A request that waits
-        is routed again by its driver, or cancelled."""
+        is routed again by its driver, or cancelled. Raises ConfigError if it has more keys than pages."""
         self._tick(now)
         if request.id in self._bookings.all:
             raise ProtocolError(f"request {request.id!r} has a worker: end it there first")
+        if len(request.keys) * self.config.page_size > request.prompt:
+            raise ConfigError(
+                f"request {request.id!r} has {len(request.keys)} keys, and its prompt={request.prompt} has "
+                f"{request.prompt // self.config.page_size} complete pages of {self.config.page_size} tokens: "
+                "give keys of pages of that size",
+                param="keys",
+            )
         since = self._waiting.get(request.id, now)
-        expired = now - since >= self.config.hold_s
+        expired = now >= since + self.config.hold_s  # just what `wake_at` says, to the last bit
         self._fade(now)
         everyone = self._survey.places(now)
         places = self._allowed(everyone, request, expired)
@@ -113,11 +121,12 @@ class Fleet(Workers):
         until = since + self.config.hold_s
         if expired:
             self.counters.expired += 1
-            self._waiting.pop(request.id, None)
+            self._waits_no_more(request.id)
         else:
             self.counters.waits += 1
-            self._wake = math.inf
             self._waiting.setdefault(request.id, since)  # they stay in the order in which they came
+            self._looked.pop(request.id, None)
+            self._looked[request.id] = self._changes
         return Wait(request.id, reason, until, expired)
 
     def _decide(self, view: View, place: Place, rule: str, best: int, everyone: list[Place]) -> Decision:
@@ -151,7 +160,7 @@ class Fleet(Workers):
 
     def _book(self, view: View, place: Place, decision: Decision) -> None:
         member, decoder = place.member, place.decoder.member
-        self._waiting.pop(view.request.id, None)
+        self._waits_no_more(view.request.id)
         self._turn += 1
         member.chosen = decoder.chosen = self._turn
         booking = Booking(
@@ -168,7 +177,7 @@ class Fleet(Workers):
         self._tick(now)
         booking = self._bookings.all.get(request)
         if booking is None:
-            if self._waiting.pop(request, None) is None or stage not in ENDINGS:
+            if stage not in ENDINGS or not self._waits_no_more(request):
                 self.counters.late += 1
         elif stage is Stage.SENT:
             booking.at = now
@@ -176,7 +185,8 @@ class Fleet(Workers):
             if not booking.made:
                 self._first_token(booking, now, seen or Seen())
         else:
-            self._end(booking, now)
+            self._close(booking, now)
+            self._changed(now)
 
     def _first_token(self, booking: Booking, now: float, seen: Seen) -> None:
         member, observed = booking.member, now - booking.at
@@ -195,19 +205,17 @@ class Fleet(Workers):
         if booking.session is not None:
             self._homes.bind(booking.session, booking.decoder.name)
 
-    def _end(self, booking: Booking, now: float) -> None:
-        self._bookings.end(booking, now)
-        if not booking.made:
-            self._flights.fail(booking, self._bookings.work[booking.member.name])
-            if booking.session is not None:
-                self._homes.failed(booking.session)
-        self._changed(now)
-
     def wake_at(self) -> float | None:
         """When the waiting requests are to be routed again; None while none waits."""
         if not self._waiting:
             return None
-        return min(self._wake, next(iter(self._waiting.values())) + self.config.hold_s)
+        until = next(iter(self._waiting.values())) + self.config.hold_s
+        return until if next(iter(self._looked.values())) == self._changes else min(until, self._changed_at)
+
+    def _waits_no_more(self, request: str) -> bool:
+        """Forget a request that waits here. Returns whether it did."""
+        self._looked.pop(request, None)
+        return self._waiting.pop(request, None) is not None
 
 
 def _none(_: int) -> int:

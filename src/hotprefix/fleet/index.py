@@ -166,6 +166,8 @@ class PageIndex:
     def asked(self, keys: Keys) -> None:
         """A request asks for these keys: they are warm for a while."""
         room = 2 * self._spare
+        if not keys:
+            return  # nothing would ever push it out
         keys = keys[:room]
         self._recent.append(keys)
         self._recent_keys += len(keys)

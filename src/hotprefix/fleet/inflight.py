@@ -76,7 +76,7 @@ class PagesInFlight:
         while pages > booking.member.profile.total_pages and len(made) > 1:
             oldest = made.popleft()[1]
             pages -= len(oldest.keys) - oldest.first_new
-            self._remove(oldest)
+            self.remove(oldest)
 
     def expire(self, now: float) -> None:
         """Forget made pages whose time is up."""
@@ -85,14 +85,15 @@ class PagesInFlight:
         for worker in [name for name, made in self._made.items() if made[0][0] <= now]:
             made = self._made[worker]
             while made and made[0][0] <= now:
-                self._remove(made.popleft()[1])
+                self.remove(made.popleft()[1])
             if not made:
                 del self._made[worker]
         self._soonest = min((made[0][0] for made in self._made.values()), default=math.inf)
 
     def fail(self, booking: Booking, work: Work) -> None:
-        """It has ended before its first token. Those that counted on its pages compute them (rule 3)."""
-        self._remove(booking)
+        """It has ended before its first token, and its worker goes on. Those that counted on its pages
+        compute them (rule 3). work: what is outstanding there."""
+        self.remove(booking)
         heirs: list[Booking] = []
         for other in work.prefilling.values():
             if other.leans is not booking:
@@ -101,20 +102,18 @@ class PagesInFlight:
             if heir is not None:
                 other.leans = heir
                 continue
-            self._remove(other)
+            self.remove(other)
             work.take_over(other, booking)
             self.add(other)
             heirs.append(other)
 
-    def drop(self, worker: str, ended: list[Booking]) -> None:
-        """The worker's life is over, with these bookings."""
-        for booking in ended:
-            if not booking.made:
-                self._remove(booking)
+    def drop(self, worker: str) -> None:
+        """The worker's life is over: what was made there is gone."""
         for _, booking in self._made.pop(worker, ()):
-            self._remove(booking)
+            self.remove(booking)
 
-    def _remove(self, booking: Booking) -> None:
+    def remove(self, booking: Booking) -> None:
+        """Its pages do not count any more."""
         if booking.first_new == len(booking.keys):
             return
         key = booking.keys[booking.first_new]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hotprefix.errors import ProtocolError
 from hotprefix.fleet import records as rec
-from hotprefix.fleet.bookings import Bookings, Work
+from hotprefix.fleet.bookings import Booking, Bookings, Work
 from hotprefix.fleet.config import FleetConfig
 from hotprefix.fleet.correction import Errors
 from hotprefix.fleet.event_order import Todo
@@ -60,15 +60,19 @@ class Workers:
         self._homes = SessionHomes(config.sessions)
         self._wanted = Wanted()
         self._report_ttl_s = config.report_ttl_s
-        self._wake = math.inf
+        self._changes, self._changed_at = 0, -math.inf
         self._now = -math.inf
 
     # -- workers ----------------------------------------------------------------------------------
 
-    def join(self, worker: str, profile: rec.Profile, now: float) -> None:
-        """A worker may be chosen from now on. Raises ConfigError if its page size is not the fleet's."""
+    def join(
+        self, worker: str, profile: rec.Profile, now: float, incarnation: int | None = None
+    ) -> None:
+        """A worker may be chosen from now on. incarnation: the number that it gives this life, as in its
+        reports; what is still on its way from an earlier one is then known to be old. Raises ConfigError if
+        its page size is not the fleet's."""
         self._tick(now)
-        self._members.join(worker, profile, now)
+        self._members.join(worker, profile, now).told = incarnation
         self._bookings.work[worker] = Work()
         self._changed(now)
 
@@ -97,7 +101,7 @@ class Workers:
         """What the worker said. What was said before the last report, or before this life, is ignored."""
         self._tick(now)
         member = self._members[worker]
-        if not self._lives(member, report.incarnation, now) or report.made < member.since:
+        if report.made < member.since or not self._lives(member, report.incarnation, now):
             return
         if member.report is None or report.made >= member.report.made:
             member.report = report
@@ -123,14 +127,25 @@ class Workers:
 
     def _forget(self, member: Member, now: float) -> None:
         """Drop what belonged to the worker's life."""
-        ended = self._bookings.drop(member.name, now)
-        self._flights.drop(member.name, ended)
-        for booking in ended:
-            if booking.session is not None and not booking.made:
-                self._homes.failed(booking.session)
+        for booking in list(self._bookings.work[member.name].all.values()):
+            self._close(booking, now, gone=member)
+        self._flights.drop(member.name)
         self._bookings.work[member.name] = Work()
         self._index.drop(member.mask)
         self._changed(now)
+
+    def _close(self, booking: Booking, now: float, gone: Member | None = None) -> None:
+        """A booking has ended. gone: the worker with whose life it ended. If it only was to decode there,
+        others may count on pages that it was computing elsewhere."""
+        self._bookings.end(booking, now)
+        if booking.made:
+            return
+        if booking.member is gone:
+            self._flights.remove(booking)
+        else:
+            self._flights.fail(booking, self._bookings.work[booking.member.name])
+        if booking.session is not None:
+            self._homes.failed(booking.session)
 
     # -- what is cached where ---------------------------------------------------------------------
 
@@ -226,7 +241,7 @@ class Workers:
 
     def _changed(self, now: float) -> None:
         """Something has changed that may let waiting requests go."""
-        self._wake = now
+        self._changes, self._changed_at = self._changes + 1, now
 
     def _tick(self, now: float) -> None:
         if now < self._now:

@@ -115,7 +115,7 @@ class FleetDriver:
         if self.informed:
             kernel.watch_pages(life.l1)
             kernel.watch_host_pages(life.l2)
-        self.fleet.join(str(index), self._profiles[index], now)
+        self.fleet.join(str(index), self._profiles[index], now, life.number)
         self._look(now)
 
     def leave(self, index: int, now: float) -> None:

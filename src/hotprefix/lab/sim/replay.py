@@ -192,10 +192,11 @@ def _check_deaths(deaths: tuple[Death, ...], instances: int) -> None:
                 f"{instances - 1}",
                 param="cluster.failures",
             )
-        since = back.get(death.worker, 0.0)
-        if since is None or death.at_s < since:
+        since = back.get(death.worker, -1.0)
+        if since is None or death.at_s <= since:
             raise ConfigError(
-                f"cluster.failures: instance {death.worker} dies at {death.at_s:g} and is not back by then",
+                f"cluster.failures.at_s={death.at_s:g}: instance {death.worker} has died before and is not "
+                "back by then; give the earlier failure a back_s before this time",
                 param="cluster.failures",
             )
         back[death.worker] = death.back_s
