@@ -50,7 +50,7 @@ def test_the_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
 
 
 def test_requests_that_share_a_step_do_not_each_wait_for_one() -> None:
-    """64 prompts of 16 tokens at once: the last one's queue is 63 * 16 tokens in half a step, not 63 steps."""
+    """64 prompts of 16 tokens at once: the last one's queue is half a step, not 63 steps."""
     made = fleet(Profile(TokenPrices(0.00001, 0.0, 0.01), 10_000, 16, 2048, 64))
     parts = [routed(made, request(f"r{n}", (), tail=16), 0.0).parts for n in range(64)]
     assert parts[0].first == pytest.approx(0.01 + 0.00016)
@@ -250,6 +250,16 @@ def test_a_worker_without_a_report_is_as_loaded_as_the_others_on_average() -> No
 
 
 # -- correction ------------------------------------------------------------------------------------
+
+
+def test_a_token_in_the_step_of_others_teaches_nothing_of_compute() -> None:
+    made = fleet(Profile(TokenPrices(0.00001, 0.0, 0.01), 10_000, 16, 8192, 64))
+    routed(made, request("small", (), tail=16), 0.0)
+    made.progress("small", Stage.FIRST_TOKEN, 0.09, Seen(queue_s=0.0, compute_s=0.09))
+    large = routed(made, request("large", (), tail=8000), 0.1).parts.compute
+    assert large == pytest.approx(0.09), "uncorrected, though the small one took nine times as long"
+    made.progress("large", Stage.FIRST_TOKEN, 0.28, Seen(queue_s=0.0, compute_s=0.18))
+    assert routed(made, request("next", (), tail=8000), 0.3).parts.compute == pytest.approx(0.18)
 
 
 def test_a_worker_s_queue_and_compute_are_corrected_apart_by_the_median() -> None:

@@ -29,6 +29,7 @@ class Booking:
     first_new: the first page that it computes itself. seconds, tokens: what its prefill adds to the worker.
     queue, compute: predicted without correction. start, end: predicted times of its prefill. first: predicted
     seconds to the first token.
+    fills_steps: at least half of the time of its steps is for its own tokens.
     at: when it was sent, as far as is known; until then, when it was chosen.
     leans: the booking on whose pages it counts. made: it has had its first token, at `answered`.
     pages: that it adds to the worker where it decodes.
@@ -37,7 +38,8 @@ class Booking:
     """
 
     __slots__ = (
-        "answered", "at", "available", "captured", "compute", "decoder", "end", "first", "first_new",
+        "answered", "at", "available", "captured", "compute", "decoder", "end", "fills_steps", "first",
+        "first_new",
         "hand_off_s", "keys", "leans", "made", "member", "pages", "prompt", "queue", "request", "restore_s",
         "seconds", "seen", "seen_decode", "session", "start", "tokens",
     )  # fmt: skip
@@ -58,6 +60,7 @@ class Booking:
         ready = max(parts.queue, parts.restore, parts.pull)
         self.seconds, self.restore_s, self.hand_off_s = seconds, parts.restore, parts.hand_off
         self.queue, self.compute = ready / member.queue.value, parts.compute / member.compute.value
+        self.fills_steps = seconds * 2 >= parts.compute
         self.at, self.start, self.end, self.first = at, at + ready, at + ready + parts.compute, parts.first
         self.made, self.seen, self.seen_decode, self.answered = False, False, False, 0.0
 
@@ -193,7 +196,7 @@ class Bookings:
         self.all[booking.request] = booking
         member, decoder = self.work[booking.member.name], self.work[booking.decoder.name]
         member.all[booking.request] = decoder.all[booking.request] = booking
-        # The prediction waits for what stands on a link before it. That is booked by those that it belongs to.
+        # The prediction waits for what stands on a link before it; that is booked by those that it is of.
         booking.restore_s = max(0.0, booking.restore_s - member.restore_s)
         booking.hand_off_s = max(0.0, booking.hand_off_s - decoder.hand_off_s)
         member.begin(booking, now)

@@ -5,6 +5,8 @@ Rules:
 1. A worker's queue and compute are corrected apart, by the median of observed by predicted over the last
    observations. A median, because one stall must not count; each at most by `MOST`.
 2. Predictions below a millisecond teach nothing: their ratios are noise.
+3. Compute is learnt from requests that fill at least half of their steps. The step of one token lasts as long
+   as the 8,000 tokens of others in it, and that says nothing about the worker's prices.
 """
 
 from __future__ import annotations

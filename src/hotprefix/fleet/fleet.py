@@ -53,7 +53,7 @@ class Fleet(Workers):
         self._policy = POLICIES[config.policy]
         self._draw: Draw = draw or _none
         self._survey = Survey(config, self._members, self._bookings, self._index, self._flights)
-        # Since when each waiting request has waited, the oldest first; and after how many changes each was last
+        # Since when each waiting request waits, the oldest first; and after how many changes each was last
         # looked at, the longest ago first.
         self._waiting: dict[str, float] = {}
         self._looked: dict[str, int] = {}
@@ -68,7 +68,8 @@ class Fleet(Workers):
         if len(request.keys) * self.config.page_size > request.prompt:
             raise ConfigError(
                 f"request {request.id!r} has {len(request.keys)} keys, and its prompt={request.prompt} has "
-                f"{request.prompt // self.config.page_size} complete pages of {self.config.page_size} tokens: "
+                f"{request.prompt // self.config.page_size} complete pages of {self.config.page_size} "
+                "tokens: "
                 "give keys of pages of that size",
                 param="keys",
             )
@@ -194,10 +195,11 @@ class Fleet(Workers):
             errors.add(booking.first, observed)
         if seen.queue_s is not None:
             member.queue.learn(seen.queue_s, booking.queue)
-        if seen.compute_s is not None:
-            member.compute.learn(seen.compute_s, booking.compute)
-        elif booking.queue < LEAST_S:  # nothing else took time
-            member.compute.learn(observed, booking.compute)
+        if booking.fills_steps:  # otherwise what was seen is the time of others' tokens in the same step
+            if seen.compute_s is not None:
+                member.compute.learn(seen.compute_s, booking.compute)
+            elif booking.queue < LEAST_S:  # nothing else took time
+                member.compute.learn(observed, booking.compute)
         self.hits.add(booking.prompt, booking.available, booking.captured, seen.cached)
         self._bookings.first_token(booking, now)
         stay = self.config.confirm_s if member.profile.events else self.config.presume_s
