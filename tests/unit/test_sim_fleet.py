@@ -310,7 +310,9 @@ def test_an_instance_that_is_back_finds_the_shared_store() -> None:
 def test_words_of_a_life_that_is_over_do_not_end_the_next_one() -> None:
     """They are on their way for longer than the instance is away."""
     told = routing(staleness_s=0.4, report_every_s=0.1)
-    tables = replay(agents(14, 4, think=0.1), instances=3, routing=told, deaths=(Death(0, 0.5, 0.6),), **CLOSED)
+    tables = replay(
+        agents(14, 4, think=0.1), instances=3, routing=told, deaths=(Death(0, 0.5, 0.6),), **CLOSED
+    )
     finished(tables)
     old = [b for now, (name, b, _) in Heard.latest.of("events") if name == "0" and now > 0.6 > b.made]
     assert old
@@ -343,7 +345,10 @@ def test_bad_settings_are_refused_with_the_fix() -> None:
     for wrong, text in (
         ({"deaths": (Death(3, 1.0),), "instances": 2}, r"failures.worker=3: there are 2 instances"),
         ({"deaths": (Death(0, 1.0), Death(0, 2.0))}, r"at_s=2: instance 0 has died before and is not back"),
-        ({"deaths": (Death(0, 1.0, 2.0), Death(0, 2.0))}, r"at_s=2: instance 0 .* give the earlier failure a back_s before"),
+        (
+            {"deaths": (Death(0, 1.0, 2.0), Death(0, 2.0))},
+            r"at_s=2: instance 0 .* give the earlier failure a back_s before",
+        ),
         ({"workers": (Worker(),), "instances": 2}, r"workers: they are 1, and there are 2 instances"),
     ):
         with pytest.raises(ConfigError, match=text):

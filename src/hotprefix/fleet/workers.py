@@ -65,9 +65,7 @@ class Workers:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    def join(
-        self, worker: str, profile: rec.Profile, now: float, incarnation: int | None = None
-    ) -> None:
+    def join(self, worker: str, profile: rec.Profile, now: float, incarnation: int | None = None) -> None:
         """A worker may be chosen from now on. incarnation: the number that it gives this life, as in its
         reports; what is still on its way from an earlier one is then known to be old. Raises ConfigError if
         its page size is not the fleet's."""
