@@ -336,7 +336,7 @@ def test_bad_settings_name_the_field(field: str, value: float) -> None:
 
 def test_routes() -> None:
     def instances(trace: list[TraceRequest], arm: RoutingPolicy) -> list[int]:
-        routing = Routing(FleetConfig(arm=arm, homes=Homes.TURNS))
+        routing = Routing(FleetConfig(policy=arm, homes=Homes.TURNS))
         tables = replay(
             trace, instances=3, routing=routing, loop=Loop.OPEN if trace[0].session is None else Loop.CLOSED
         )
