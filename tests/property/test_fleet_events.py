@@ -138,17 +138,22 @@ class EventMachine(RuleBasedStateMachine):
         if worker.questions:
             self.done(name, self.fleet.replay_failed(worker.questions.pop(), self.tick()))
 
-    @rule(name=WHO)
-    def snapshot(self, name: str) -> None:
-        """All that the worker has now."""
+    @rule(name=WHO, later=st.integers(0, 2), removed=KEYS)
+    def snapshot(self, name: str, later: int, removed: Keys) -> None:
+        """All that the worker has now; `later` batches overtake it."""
         worker = self.workers[name]
         if worker.here and worker.log:
             pages, last = fold(worker.log), worker.log[-1]
+            for _ in range(later):
+                self.emit(name, Shelf.L1, (), removed, False, True)
+            known = self.order(name)._next
             changes = [Change(shelf, tuple(k for s, k in pages if s == shelf)) for shelf in Shelf]
             self.done(
                 name, self.fleet.snapshot(name, Batch(last.number, tuple(changes), last.made), self.tick())
             )
-            worker.base, worker.rebuilt = 0, False
+            assert self.order(name)._next >= known, "it never goes back"
+            if last.number + 1 >= known:
+                worker.base, worker.rebuilt = 0, False
 
     def done(self, name: str, wanted: ReplayWanted | None) -> None:
         if self.fleet.counters.dropped > self.dropped:

@@ -196,7 +196,7 @@ class Bookings:
         self.all[booking.request] = booking
         member, decoder = self.work[booking.member.name], self.work[booking.decoder.name]
         member.all[booking.request] = decoder.all[booking.request] = booking
-        # The prediction waits for what stands on a link before it; that is booked by those that it is of.
+        # The prediction waits for what stands on a link before it. Others have booked that.
         booking.restore_s = max(0.0, booking.restore_s - member.restore_s)
         booking.hand_off_s = max(0.0, booking.hand_off_s - decoder.hand_off_s)
         member.begin(booking, now)

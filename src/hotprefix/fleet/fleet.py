@@ -53,8 +53,8 @@ class Fleet(Workers):
         self._policy = POLICIES[config.policy]
         self._draw: Draw = draw or _none
         self._survey = Survey(config, self._members, self._bookings, self._index, self._flights)
-        # Since when each waiting request waits, the oldest first; and after how many changes each was last
-        # looked at, the longest ago first.
+        # Since when each waiting request has waited, the oldest first; and after how many changes each was
+        # last looked at, the longest ago first.
         self._waiting: dict[str, float] = {}
         self._looked: dict[str, int] = {}
         self._turn = 0
@@ -63,16 +63,7 @@ class Fleet(Workers):
         """Choose the request's worker and book the choice, or tell until when to wait. A request that waits
         is routed again by its driver, or cancelled. Raises ConfigError if it has more keys than pages."""
         self._tick(now)
-        if request.id in self._bookings.all:
-            raise ProtocolError(f"request {request.id!r} has a worker: end it there first")
-        if len(request.keys) * self.config.page_size > request.prompt:
-            raise ConfigError(
-                f"request {request.id!r} has {len(request.keys)} keys, and its prompt={request.prompt} has "
-                f"{request.prompt // self.config.page_size} complete pages of {self.config.page_size} "
-                "tokens: "
-                "give keys of pages of that size",
-                param="keys",
-            )
+        self._check(request)
         since = self._waiting.get(request.id, now)
         expired = now >= since + self.config.hold_s  # just what `wake_at` says, to the last bit
         self._fade(now)
@@ -90,6 +81,17 @@ class Fleet(Workers):
         view = View(request, places, planned, now, self.config, self._homes, self._draw)
         place, rule = self._policy(view)
         return self._decide(view, place, rule, best, everyone)
+
+    def _check(self, request: RouteRequest) -> None:
+        if request.id in self._bookings.all:
+            raise ProtocolError(f"request {request.id!r} has a worker: end it there first")
+        keys, prompt, size = len(request.keys), request.prompt, self.config.page_size
+        if keys * size > prompt:
+            raise ConfigError(
+                f"request {request.id!r} has {keys} keys, and its prompt={prompt} has {prompt // size} "
+                f"complete pages of {size} tokens: give keys of pages of that size",
+                param="keys",
+            )
 
     def _allowed(self, everyone: list[Place], request: RouteRequest, at_bound: bool) -> list[Place]:
         """The places that may be chosen. at_bound: also workers that have as many requests as they may."""

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hotprefix.errors import ConfigError, InputError
-from hotprefix.fleet.config import FleetConfig, Homes, Term
-from hotprefix.kernel.config import KernelConfig
+from hotprefix.fleet.config import FleetConfig, Homes, PlanConfig, Term
+from hotprefix.kernel.config import KernelConfig, TierConfig
 from hotprefix.lab.experiment.explain import explain, nearest
 from hotprefix.lab.experiment.settings import Settings
 from hotprefix.lab.experiment.spec import Experiment, HypothesisSpec, Variant
@@ -59,45 +59,51 @@ def settings(experiment: Experiment, condition: Variant, arm: Variant) -> Settin
 
 def kernel(settings: Settings, *, total_pages: int, page_size: int) -> KernelConfig:
     """The kernel's configuration. page_size: taken if the settings give none. Raises ConfigError."""
-    unknown = settings.kernel.keys() - _KERNEL_KEYS
-    if unknown:
-        key = min(unknown)
-        hint = "capacity gives it" if key == "total_pages" else nearest(key, _KERNEL_KEYS)
-        raise ConfigError(f"kernel.{key}: no such key; {hint}", param=f"kernel.{key}")
+    if "total_pages" in settings.kernel:
+        raise ConfigError(
+            "kernel.total_pages: no such key; capacity gives it: remove it", param="kernel.total_pages"
+        )
+    _known("kernel", settings.kernel, _KERNEL_KEYS)
+    _known("kernel.tiers", settings.kernel.get("tiers"), frozenset(TierConfig.__dataclass_fields__))
     try:
         return _KERNEL.validate_python(
             {"page_size": page_size, **settings.kernel, "total_pages": total_pages}
         )
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Input should be ")
-        raise ConfigError(
-            f"kernel.{field}={first['input']!r}: give {reason}", param=f"kernel.{field}"
-        ) from error
+    except (ValidationError, ConfigError) as error:
+        raise _explained("kernel", error) from error
 
 
 def routing(settings: Settings) -> Routing:
     """How requests reach instances; the replay gives the fleet's page size. New sessions take the instances
     by turns if nothing else is said. Raises ConfigError."""
     cluster = settings.cluster
-    unknown = cluster.fleet.keys() - _FLEET_KEYS
-    if unknown:
-        key = min(unknown)
-        raise ConfigError(
-            f"cluster.fleet.{key}: no such key; {nearest(key, _FLEET_KEYS)}", param=f"cluster.fleet.{key}"
-        )
+    _known("cluster.fleet", cluster.fleet, _FLEET_KEYS)
+    _known("cluster.fleet.plan", cluster.fleet.get("plan"), frozenset(PlanConfig.__dataclass_fields__))
     terms = frozenset(term for term in Term if getattr(cluster.terms, term))
     given = {"homes": Homes.TURNS, **cluster.fleet, "policy": cluster.policy, "terms": terms}
     try:
         fleet = _FLEET.validate_python(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(
-            f"cluster.fleet.{field}={first['input']!r}: {first['msg']}", param=f"cluster.fleet.{field}"
-        ) from error
+    except (ValidationError, ConfigError) as error:
+        raise _explained("cluster.fleet", error) from error
     return Routing(fleet, cluster.report_every_s, cluster.staleness_s, cluster.lost_events)
+
+
+def _known(section: str, given: Any, keys: frozenset[str]) -> None:
+    """Raise ConfigError if a section has a key that does not exist. given: the section, if it is one."""
+    if isinstance(given, dict) and (unknown := given.keys() - keys):
+        key = min(unknown)
+        raise ConfigError(f"{section}.{key}: no such key; {nearest(key, keys)}", param=f"{section}.{key}")
+
+
+def _explained(section: str, error: ValidationError | ConfigError) -> ConfigError:
+    """The error with the section in which its field stands."""
+    if isinstance(error, ConfigError):
+        param = f"{section}.{error.param}" if error.param else section
+        return ConfigError(f"{section}.{error.message}", param=param)
+    first = error.errors()[0]
+    field = ".".join((section, *map(str, first["loc"])))
+    reason = first["msg"].removeprefix("Input should be ")
+    return ConfigError(f"{field}={first['input']!r}: give {reason}", param=field)
 
 
 def check(experiment: Experiment) -> None:
