@@ -8,9 +8,12 @@ from math import ceil
 import pytest
 
 from hotprefix.errors import ProtocolError
+from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.config import Flight, Order, Prefetch, Publication
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Hindrance, Queue
+from hotprefix.kernel.request import Request
+from hotprefix.kernel.state.queue import WaitingQueue
 from hotprefix.kernel.state.sequence import Phase, Sequence
 from tests.support.drive import Driver
 from tests.support.observed import program, run
@@ -40,6 +43,20 @@ def test_a_head_that_does_not_fit_is_told_in_pages() -> None:
     assert found.oldest == 4.0
     assert not d.plans[-1].admissions
     assert d.plans[-1].chunks, "others run"
+
+
+def test_only_what_waits_can_be_taken_out_of_the_queue() -> None:
+    """Neither a request behind the last, nor one in the place of another."""
+    first, second, third = (
+        Sequence(Request(name, tk.encode([1]), 1), n, 0.0) for n, name in enumerate("abc")
+    )
+    queue = WaitingQueue()
+    queue.add(first)
+    queue.add(third)
+    for absent in (second, Sequence(Request("d", tk.encode([1]), 1), 9, 0.0)):
+        with pytest.raises(KeyError):
+            queue.remove(absent)
+    assert list(queue) == [first, third]
 
 
 def test_rows_storage_retry_and_an_empty_queue() -> None:
