@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PRIVATE = re.compile(
     r"[Hh]anded\s+cases?|\bfound-\d|\b[Ii]ssue \d+\b|\bfinding \d+|\bthe spec\b|"
     r"seed: (?:single flight|hot prefixes)|\bthe seed's (?:shape|section)|"
-    r"(?<![\w/])(?:kernel|engine|lab|fleet|agents|evidence)\.md"
+    r"(?<![\w/])(?:kernel|engine|lab|agents|evidence)\.md"
 )
 RULE = re.compile(r"\brules? (\d+(?:(?:, | and )\d+)*)\b")
 DECISION = re.compile(r"\(?[Dd]ecisions? (\d+)\b")
