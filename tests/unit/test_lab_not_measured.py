@@ -135,7 +135,8 @@ def test_every_check_that_ships_is_measured_but_the_schedulers_price() -> None:
             base, arm = (planned.runs[one.condition, arm][0] for arm in (one.baseline, one.arm))
             ours = [
                 modelled(
-                    task.kernel, task.cost, run=task.key, instances=task.settings.cluster.instances, arrivals_vary=False,
+                    task.kernel, task.cost, run=task.key, instances=task.settings.cluster.instances,
+                    arrivals_vary=False,
                     horizon=task.settings.load.horizon_s is not None,
                 )
                 for task in (base, arm)
