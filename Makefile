@@ -24,7 +24,7 @@ test-compiled: compile
 	HOTPREFIX_INTERPRETED=0 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile \
 		-m "not slow and not patches" tests/unit tests/property tests/golden $(ARGS)
 
-# Once per release, an hour: would the tests notice a changed sign in the kernel?
+# Once per release, two hours: would the tests notice a changed sign in the kernel?
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
