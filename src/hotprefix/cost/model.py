@@ -203,15 +203,7 @@ class CostModel(_Frozen):
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all. Raises InputError if it cannot be written."""
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-            part.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink()
-            raise InputError(f"{path}: cannot write the cost model: {error.strerror}", param="out") from error
+        write_json(path, self, "the cost model")
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -239,6 +231,20 @@ class CostModel(_Frozen):
             return cls.model_validate(found)
         except ValidationError as error:
             raise InputError(f"{where}: {_first(error)}", param="cost") from error
+
+
+def write_json(path: Path, content: BaseModel, what: str) -> None:
+    """Write a file as JSON, whole or not at all. what: the content, for the message. Raises InputError if it
+    cannot be written."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(content.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise InputError(f"{path}: cannot write {what}: {error.strerror}", param="out") from error
 
 
 def _curve(first: float, beyond: Beyonds) -> Curve:

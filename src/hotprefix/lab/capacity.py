@@ -11,15 +11,14 @@ Rules (docs/terms.md: observed throughput is never called capacity):
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hotprefix.errors import ConfigError, InputError
+from hotprefix.cost.model import write_json
+from hotprefix.errors import ConfigError
 
 MOST_RATES = 60
 
@@ -80,15 +79,7 @@ class Capacity(_Frozen):
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all. Raises InputError if it cannot be written."""
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-            part.replace(path)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink()
-            raise InputError(f"{path}: cannot write the capacity: {error.strerror}", param="out") from error
+        write_json(path, self, "the capacity")
 
 
 def largest_rate(
