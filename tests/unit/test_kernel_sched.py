@@ -497,6 +497,20 @@ def test_a_hold_keeps_a_sessions_pages_until_its_time_is_up() -> None:
     assert d.kernel.status().l1.protected == 0
 
 
+def test_a_stall_is_counted_told_and_names_the_request_that_is_tried_first() -> None:
+    """No request can cause a stall, so this test takes the pages away behind the kernel's back."""
+    told: list[ev.Event] = []
+    kernel = Kernel(KernelConfig(total_pages=8, page_size=4), sink=told.append)
+    for name, prompt in (("first", [1] * 9), ("second", [2] * 5)):
+        kernel.submit(Request(name, tk.encode(prompt), 3), 0.0)
+    kernel._s.l1.allocate(8)
+    stall = kernel.plan(1.0).stall
+    assert stall is not None
+    assert (stall.head, stall.need, stall.free, stall.owned, stall.capacity) == ("first", 3, 0, 8, 8)
+    assert (stall.evictable, stall.protected, kernel.counters.stalls) == (0, 0, 1)
+    assert [event.stall for event in told if isinstance(event, ev.Stalled)] == [stall]
+
+
 def test_holds_give_way_to_what_runs_and_to_what_waits() -> None:
     """They are a preference: never a stall, never work thrown away."""
     d = Driver(12, 4, session_pages=100, output_reserve=0.0)
