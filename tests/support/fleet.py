@@ -7,6 +7,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hotprefix.cost.prices import Prices
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import (
     Decision,
@@ -20,25 +21,15 @@ from hotprefix.fleet.records import (
 )
 
 
-@dataclass(frozen=True)
-class TokenPrices:
+def token_prices(token_s: float = 0.001, decode_s: float = 0.0, step: float = 0.0) -> Prices:
     """A token of prefill costs 1 ms unless told otherwise, a decode beside it 0, a step 0."""
-
-    token_s: float = 0.001
-    decode_s: float = 0.0
-    step: float = 0.0
-
-    def step_s(self, tokens: int, context: int, decodes: int, reach: int, /) -> float:
-        return self.step + self.token_s * tokens + self.decode_s * decodes
-
-    def scheduler_s(self, running: int, waiting: int, /) -> float:
-        return 0.0
+    return Prices(step, ((0, token_s),), 0.0, ((0, decode_s),), 0.0, 0.0, 0.0, 0.0)
 
 
 def profile(token_s: float = 0.001, page_size: int = 16, pages: int = 10_000, **more: object) -> Profile:
     """A worker's profile."""
     values: dict[str, object] = {"max_batched_tokens": 1 << 20, "max_running": 1000, **more}
-    return Profile(TokenPrices(token_s), pages, page_size, **values)  # type: ignore[arg-type]
+    return Profile(token_prices(token_s), pages, page_size, **values)  # type: ignore[arg-type]
 
 
 def prompt(name: str, count: int) -> Keys:

@@ -8,7 +8,7 @@ from hotprefix.fleet.config import FleetConfig, Term
 from hotprefix.fleet.correction import BOUNDS, Errors, Ratio
 from hotprefix.fleet.fleet import Fleet
 from hotprefix.fleet.records import Decision, LinkSpeed, Profile, Role, Seen, Shelf, Stage
-from tests.support.fleet import TokenPrices, finish, profile, prompt, report, request, routed
+from tests.support.fleet import finish, profile, prompt, report, request, routed, token_prices
 
 HOT = prompt("hot", 100)  # 1,600 tokens
 MB_S = LinkSpeed(0.01, 1e6)  # 1 ms a token, after 10 ms
@@ -39,7 +39,7 @@ def test_the_queue_is_what_stands_there_less_what_time_has_done_of_its_first() -
 
 def test_the_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
     """Chunks of 100 tokens, of which a decode takes one; 5 ms a step, 2 ms a decode in it."""
-    prices = TokenPrices(0.001, 0.002, 0.005)
+    prices = token_prices(0.001, 0.002, 0.005)
     made = fleet(Profile(prices, 1000, 16, 100, 10))
     assert routed(made, request("a", (), tail=250), 0.0).parts.compute == pytest.approx(3 * 0.005 + 0.25)
     made.progress("a", Stage.FIRST_TOKEN, 1.0, Seen(compute_s=0.265))
@@ -51,7 +51,7 @@ def test_the_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
 
 def test_requests_that_share_a_step_do_not_each_wait_for_one() -> None:
     """64 prompts of 16 tokens at once: the last one's queue is half a step, not 63 steps."""
-    made = fleet(Profile(TokenPrices(0.00001, 0.0, 0.01), 10_000, 16, 2048, 64))
+    made = fleet(Profile(token_prices(0.00001, 0.0, 0.01), 10_000, 16, 2048, 64))
     parts = [routed(made, request(f"r{n}", (), tail=16), 0.0).parts for n in range(64)]
     assert parts[0].first == pytest.approx(0.01 + 0.00016)
     assert parts[63].queue == pytest.approx(63 * (0.00016 + 0.01 * 16 / 2048))
@@ -253,7 +253,7 @@ def test_a_worker_without_a_report_is_as_loaded_as_the_others_on_average() -> No
 
 
 def test_a_token_in_the_step_of_others_teaches_nothing_of_compute() -> None:
-    made = fleet(Profile(TokenPrices(0.00001, 0.0, 0.01), 10_000, 16, 8192, 64))
+    made = fleet(Profile(token_prices(0.00001, 0.0, 0.01), 10_000, 16, 8192, 64))
     routed(made, request("small", (), tail=16), 0.0)
     made.progress("small", Stage.FIRST_TOKEN, 0.09, Seen(queue_s=0.0, compute_s=0.09))
     large = routed(made, request("large", (), tail=8000), 0.1).parts.compute

@@ -18,7 +18,7 @@ from hotprefix.fleet.records import (
     Shelf,
     Stage,
 )
-from tests.support.fleet import TokenPrices, finish, profile, prompt, report, request, routed
+from tests.support.fleet import finish, profile, prompt, report, request, routed, token_prices
 
 FAST = LinkSpeed(0.0, 1e12)
 HOT = prompt("hot", 10)
@@ -89,7 +89,7 @@ def test_a_broken_call_order_is_an_error() -> None:
         (lambda: Fleet(FleetConfig(policy=RoutingPolicy.RANDOM)), "policy=random draws: give draw"),
         (lambda: profile(capacity=0.0), r"capacity=0.0: give requests a second > 0"),
         (lambda: profile(pull=LinkSpeed(-1.0, 1.0)), r"pull=LinkSpeed\(latency_s=-1.0"),
-        (lambda: Profile(TokenPrices(), 0, 16, 1, 1), "total_pages=0: give a whole number >= 1"),
+        (lambda: Profile(token_prices(), 0, 16, 1, 1), "total_pages=0: give a whole number >= 1"),
         (lambda: RouteRequest("a", (), 0), "prompt=0: give at least one token"),
         (lambda: RouteRequest("a", (), 1, 0), "outputs=0: give at least one token"),
     ],

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from hotprefix.cost.prices import Prices
 from hotprefix.errors import ConfigError
 
 
@@ -18,16 +19,6 @@ class Role(StrEnum):
     BOTH = "both"
     PREFILL = "prefill"
     DECODE = "decode"
-
-
-class StepCost(Protocol):
-    """What a worker's steps cost; `Prices` of the cost model has these methods."""
-
-    def step_s(
-        self, prefill_tokens: int, prefill_context: int, decodes: int, decode_context: int, /
-    ) -> float: ...
-
-    def scheduler_s(self, running: int, waiting: int, /) -> float: ...
 
 
 class LinkSpeed(NamedTuple):
@@ -56,7 +47,7 @@ class Profile:
     events: it tells what it caches. Otherwise that is presumed from the decisions, for a time.
     """
 
-    prices: StepCost
+    prices: Prices
     total_pages: int
     page_size: int
     max_batched_tokens: int
