@@ -29,7 +29,8 @@ SOURCES = "src/hotprefix/kernel"
 # In the order in which they are tried: what is quick to fail comes first.
 TESTS = (
     "unit/test_pages.py", "unit/test_tree.py", "unit/test_order.py", "unit/test_flight.py",
-    "unit/test_eviction_keys.py", "unit/test_sessions.py", "unit/test_refresh.py", "unit/test_kernel_*.py",
+    "unit/test_waiting_queue.py", "unit/test_final_sources.py", "unit/test_figures_of_odd_requests.py",
+    "unit/test_predictions.py", "unit/test_eviction_keys.py", "unit/test_sessions.py", "unit/test_refresh.py", "unit/test_kernel_*.py",
     "unit/test_tiers.py", "unit/test_cost_return_times.py", "unit/test_sim*.py",
     "unit/test_records_derive.py", "property/*.py", "parity/*.py",
 )  # fmt: skip
