@@ -1,4 +1,4 @@
-"""A request at its desk. Owns: `Ticket`, what came of it (`Outcome`), and the bounds of waiting (`Limits`)."""
+"""A request at its desk. Owns: `Ticket`, what came of it (`Outcome`), and how long it may wait (`Limits`)."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ class Intake:
     async def reading(self, request: Request) -> AsyncIterator[bytearray]:
         """The whole body, for as long as the context lasts. Raises ApiError 413, 415 or 503. If all bodies
         together would need more room than there is, the largest of those that are still being read gives
-        way.""" self._check_head(request)
+        way."""
+        self._check_head(request)
         body = bytearray()
         try:
             async with asyncio.timeout(None) as place:
