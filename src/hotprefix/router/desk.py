@@ -77,7 +77,7 @@ class Desk:
             raise self._nobody(ticket, now)
         ticket.answer = asyncio.get_running_loop().create_future()
         self._since[ticket] = now
-        victim = self._hold.add(ticket)
+        victim = self._hold.add(ticket, self._under_way.get(ticket.tenant, 0))
         self.tally.held += victim is not ticket
         if victim is not None:
             self._refuse(victim, now)
@@ -223,7 +223,7 @@ class Desk:
     def _next(self, now: float) -> bool:
         """Whether one of those that wait could go. If the first that has not failed anywhere cannot, the
         others cannot, either."""
-        for ticket in self._hold.heads(self._under_way):
+        for ticket in self._hold.heads():
             if self._try(ticket, now):
                 return True
             if not ticket.avoid:
@@ -241,7 +241,8 @@ class Desk:
             return True
         if decision is None:
             return False
-        self._settle(ticket)
+        self._hold.served(ticket)
+        self._since.pop(ticket, None)
         _set(ticket.answer, decision)
         return True
 

@@ -68,15 +68,16 @@ class Forward:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        begun = False
+        begun = entered = False
 
         async def watched(message: Any) -> None:
             nonlocal begun
             begun = True
             await send(message)
 
-        self._gate.enter()
         try:
+            self._gate.enter()
+            entered = True
             await self._whole(scope, receive, watched)
         except ClientDisconnect:
             self.clients_left += 1
@@ -86,7 +87,8 @@ class Forward:
             self._told(error.status)
             await response_of(error)(scope, receive, send)
         finally:
-            self._gate.leave()
+            if entered:
+                self._gate.leave()
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._intake.reading(Request(scope, receive)) as body:

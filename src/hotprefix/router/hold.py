@@ -3,8 +3,9 @@
 Rules:
 1. Bounded by `most`. If there is no room, the newest request of the tenant that has most waiting gives way;
    that is the new one itself if its tenant has as many.
-2. A tenant's requests keep their order. Of tenants, the one with the fewest tokens under way is next, so one
-   that sends a thousand requests does not keep out one that sends one.
+2. A tenant's requests keep their order. Tenants take turns by tokens: each stands at the tokens that it was
+   given since it began to wait, plus those that it had under way then, and the one that stands lowest is
+   next. So one that sends a thousand requests does not keep out one that sends one.
 3. `Retry-After` is computed: how long as many requests as wait take to be answered, at the rate at which
    answers ended lately.
 
@@ -15,17 +16,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 LEAST_S, MOST_S = 1, 600
 
 
 class Waiter(Protocol):
-    """tenant: who pays for it."""
+    """tenant: who pays for it. tokens: how much."""
 
     @property
     def tenant(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
 
 
 W = TypeVar("W", bound=Waiter)
@@ -37,10 +40,13 @@ class Hold(Generic[W]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._queues: dict[str, dict[W, None]] = {}
+        self._stands: dict[str, int] = {}
+        self._lowest = 0
         self.count = 0
 
-    def add(self, waiter: W) -> W | None:
-        """Let it wait. Returns the one that has to go for it, which may be itself."""
+    def add(self, waiter: W, under_way: int = 0) -> W | None:
+        """Let it wait. under_way: its tenant's tokens. Returns the one that has to go for it, which may be
+        itself."""
         victim: W | None = None
         if self.count >= self._most:
             own = len(self._queues.get(waiter.tenant, ()))
@@ -49,9 +55,18 @@ class Hold(Generic[W]):
                 return waiter
             victim = next(reversed(fullest))
             self.remove(victim)
-        self._queues.setdefault(waiter.tenant, {})[waiter] = None
+        if waiter.tenant not in self._queues:
+            self._queues[waiter.tenant], self._stands[waiter.tenant] = {}, self._lowest + under_way
+        self._queues[waiter.tenant][waiter] = None
         self.count += 1
         return victim
+
+    def served(self, waiter: W) -> None:
+        """It has got its worker."""
+        if waiter.tenant in self._stands:
+            self._lowest = max(self._lowest, self._stands[waiter.tenant])
+            self._stands[waiter.tenant] += waiter.tokens
+        self.remove(waiter)
 
     def remove(self, waiter: W) -> bool:
         """It does not wait any more. Whether it did."""
@@ -61,13 +76,12 @@ class Hold(Generic[W]):
         del queue[waiter]
         self.count -= 1
         if not queue:
-            del self._queues[waiter.tenant]
+            del self._queues[waiter.tenant], self._stands[waiter.tenant]
         return True
 
-    def heads(self, under_way: Mapping[str, int]) -> list[W]:
-        """The first of each tenant, in the order in which they are to be tried. under_way: tokens by
-        tenant."""
-        tenants = sorted(self._queues, key=lambda tenant: under_way.get(tenant, 0))
+    def heads(self) -> list[W]:
+        """The first of each tenant, in the order in which they are to be tried."""
+        tenants = sorted(self._queues, key=self._stands.__getitem__)
         return [next(iter(self._queues[tenant])) for tenant in tenants]
 
     def __iter__(self) -> Iterator[W]:
