@@ -1,4 +1,4 @@
-"""Faults that other routers had, over real HTTP. Those of the choice alone are in test_fleet_known_faults.py."""
+"""Faults that other routers had, over real HTTP; those of the choice alone: test_fleet_known_faults.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Send
 
+from hotprefix.router.worker_spec import parse
 from tests.support.routing import (
     SSE,
     Asked,
@@ -57,10 +58,11 @@ async def test_a_burst_uses_all_workers_before_any_answers() -> None:
 
 @pytest.mark.parametrize("tail", ["", "own"])
 async def test_a_burst_of_one_cold_prefix_is_computed_by_one(tail: str) -> None:
-    """`llm-d-router#1726`: all scores were 0, so it was scattered."""
+    """`llm-d-router#1726`: all scores were 0, so it was scattered. With these prices computing the prefix takes
+    much longer than a step, so a copy is never the better choice."""
     gate = Gate()
     workers = [gate.worker(f"w{n}", load=report()) for n in range(4)]
-    async with fleet(*workers) as before:
+    async with fleet(*workers, cost="smollm2-135m.cpu-1-thread") as before:
         prompts = ["common " * 600 + (tail and f"{tail} {n} ") for n in range(8)]
         asked = [asyncio.ensure_future(before.ask(prompt)) for prompt in prompts]
         await before.until(lambda: sum(len(w.asked) for w in workers) == 8)
@@ -90,8 +92,6 @@ async def test_questions_to_a_busy_worker_do_not_take_its_load_off() -> None:
             asked_at = worker.asked
             await before.until(lambda a=asked_at: worker.asked > a)
             assert len(fleet_._bookings.work["w0"].all) == 20
-        from hotprefix.router.worker_spec import parse
-
         before.router.roster.add(parse(f"{w1.url},name=w1"))
         await before.until(lambda: "w1" in before.pool.workers)
         asked.append(asyncio.ensure_future(before.ask("new prefix " * 100, stream=True)))

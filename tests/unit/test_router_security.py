@@ -126,8 +126,9 @@ async def test_a_query_that_is_no_query_is_refused() -> None:
     async with fleet(worker) as before:
         said = await send(
             before,
-            b"POST /v1/completions?a=\xc3\xa4 HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"connection: close\r\ncontent-length: 14\r\n\r\n" + BODY,
+            HEAD.replace(b"ons ", b"ons?a=\xc3\xa4 ")
+            + b"connection: close\r\ncontent-length: 14\r\n\r\n"
+            + BODY,
         )
     assert said.startswith(b"HTTP/1.1 400")
     assert not worker.asked
