@@ -56,20 +56,23 @@ async def test_a_burst_uses_all_workers_before_any_answers() -> None:
         before.nothing_left()
 
 
-@pytest.mark.parametrize("tail", ["", "own"])
-async def test_a_burst_of_one_cold_prefix_is_computed_by_one(tail: str) -> None:
-    """`llm-d-router#1726`: all scores were 0, so it was scattered. With these prices computing the prefix takes
-    much longer than a step, so a copy is never the better choice."""
+@pytest.mark.parametrize("tail", ["", "and a question of its own, number "])
+async def test_a_burst_of_one_cold_prefix_is_computed_once_or_a_copy_is_chosen(tail: str) -> None:
+    """`llm-d-router#1726`: all scores were 0, so it was scattered."""
     gate = Gate()
     workers = [gate.worker(f"w{n}", load=report()) for n in range(4)]
     async with fleet(*workers, cost="smollm2-135m.cpu-1-thread") as before:
-        prompts = ["common " * 600 + (tail and f"{tail} {n} ") for n in range(8)]
+        prompts = ["common! " * 520 + (tail and f"{tail}{n}") for n in range(8)]  # 65 whole pages
         asked = [asyncio.ensure_future(before.ask(prompt)) for prompt in prompts]
         await before.until(lambda: sum(len(w.asked) for w in workers) == 8)
-        assert sorted(len(w.asked) for w in workers) == [0, 0, 0, 8]
-        assert sum(before.pool.desk.fleet.copies.values()) == 0
+        used = [w.name for w in workers if w.asked]
         gate.open.set()
         await asyncio.gather(*asked)
+        copies = [o.decision for o in before.pool.desk.recent if o.decision.copying is not None]
+        assert len(used) == 1 + len(copies) < 4
+        assert [each.copying for each in copies] == ["earlier_here"] * len(copies)
+        assert sum(before.pool.desk.fleet.copies.values()) == sum(each.copied for each in copies)
+        assert tail or not copies
 
 
 async def test_questions_to_a_busy_worker_do_not_take_its_load_off() -> None:
