@@ -208,7 +208,7 @@ async def test_a_file_of_workers_is_read_again_and_a_typo_changes_nothing(tmp_pa
     file = tmp_path / "workers"
     async with up(w0), up(w1):
         file.write_text(f"# ours\n\n{w0.url},name=w0\n")
-        async with routing(worker_file=str(file), refresh_s=0.02) as before:
+        async with routing(worker_file=str(file), relist_s=0.02) as before:
             workers = before.router.roster.workers
             assert set(workers) == {"w0"}
             file.write_text(f"{w0.url},name=w0\n{w1.url},nmae=w1\n")
@@ -235,7 +235,7 @@ async def test_a_name_is_a_worker_for_each_of_its_addresses(monkeypatch: pytest.
         port = w0.url.rsplit(":", 1)[1]
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(type(loop), "getaddrinfo", resolved)
-        async with routing(f"dns+http://engines.test:{port}", refresh_s=0.02) as before:
+        async with routing(f"dns+http://engines.test:{port}", relist_s=0.02) as before:
             workers = before.router.roster.workers
             assert set(workers) == {f"127.0.0.1:{port}"}
             addresses.append("127.0.0.2")

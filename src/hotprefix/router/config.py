@@ -19,6 +19,19 @@ WORKERS, ROUTING, FAILURES, OVERLOAD = Group.WORKERS, Group.ROUTING, Group.FAILU
 DEFAULT_COST = "llama-3.1-8b.1xh100.fp8"
 """What workers are taken to cost if nothing is known. It is said of each such worker that this is so."""
 
+POLICIES = {
+    "round_robin": "the workers by turns",
+    "random": "any, with equal chances",
+    "least_requests": "the fewest requests, whatever they cost",
+    "session": "where the session was answered before",
+    "least_load": "the smallest load",
+    "affinity": "the most tokens that need not be computed, whatever the load",
+    "bounded": "the same among workers that are not much more loaded than others",
+    "predicted": "the earliest predicted first token, plus what the choice costs others",
+    "plan": "replicas of hot prefixes by their rate (CacheRoute)",
+    "equal_tps": "the worker that reuses the fewest tokens a second; only to compare with",
+}
+
 SHARED = (
     "host", "port", "drain_s", "key_digests", "isolate_keys", "cors_origin", "allowed_hosts", "body_limit",
     "max_header_bytes", "max_headers", "max_connections", "header_timeout_s", "body_timeout_s",
@@ -38,7 +51,7 @@ class RouterConfig:
         flag="worker", unset="none")
     worker_file: str | None = option(
         None, "File with one worker a line, read again when it changes.", WORKERS, "FILE", unset="none")
-    refresh_s: float = option(
+    relist_s: float = option(
         5.0, "How often the file is looked at and names are resolved.", WORKERS, "SECONDS", "> 0")
     cost: str = option(
         DEFAULT_COST, "Cost model, a preset or a file, of workers that tell none.", WORKERS, "PRESET")
@@ -52,7 +65,8 @@ class RouterConfig:
         flag="internal-key-file", repr=False, read=lambda path: key_in(path),
         unset="internal routes stay closed")
 
-    policy: RoutingPolicy = option(RoutingPolicy.PREDICTED, "How a worker is chosen.", ROUTING, "POLICY")
+    policy: str = option(
+        RoutingPolicy.PREDICTED.value, "How a worker is chosen.", ROUTING, "POLICY", values=POLICIES)
     page_size: int | None = option(
         None, "Tokens of a page.", ROUTING, "TOKENS", ">= 1", unset="that of the first engine that tells it")
     poll_s: float = option(0.5, "How often each worker is asked for its load.", ROUTING, "SECONDS", "> 0")
@@ -102,7 +116,10 @@ class RouterConfig:
         """The configuration of a pool's fleet. Requests wait here at most `hold_s`, and are then refused; the
         fleet itself would send them to full workers, so it must never see one that has waited so long."""
         return FleetConfig(
-            page_size=page_size, policy=self.policy, bound=self.bound, hold_s=2 * self.hold_s + 1.0
+            page_size=page_size,
+            policy=RoutingPolicy(self.policy),
+            bound=self.bound,
+            hold_s=2 * self.hold_s + 1.0,
         )
 
 

@@ -74,7 +74,7 @@ class Router:
     async def begin(self) -> None:
         """Ask the workers once, and go on asking."""
         await self.roster.begin((await self._list.now()).values())
-        self._following = asyncio.ensure_future(self._list.follow(self.roster, self.config.refresh_s))
+        self._following = asyncio.ensure_future(self._list.follow(self.roster, self.config.relist_s))
 
     async def close(self) -> None:
         """End every task and connection."""

@@ -43,7 +43,7 @@ async def _run(config: RouterConfig, server: ServerConfig, listener: socket.sock
         asyncio.get_running_loop().add_signal_handler(number, signalled)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     try:
-        say(f"routing on {url_of(listener)}, policy {config.policy}")
+        say(f"listening on {url_of(listener)}, policy {config.policy}")
         if await before(stop, router.begin(), None):
             say(f"ready: {len(router.roster.workers)} workers, {len(router.pools.all)} models")
             gc.collect()

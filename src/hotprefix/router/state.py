@@ -27,7 +27,7 @@ def state(router: Router) -> dict[str, Any]:
     pools = list(router.pools.all.values())
     return {
         "version": __version__,
-        "policy": router.config.policy.value,
+        "policy": router.config.policy,
         "uptime_s": now - router.began,
         "draining": router.gate.draining,
         "clients_left": router.forward.clients_left,
