@@ -71,8 +71,9 @@ class FakeWorker:
         gone = asyncio.Event()
         watch = asyncio.ensure_future(self._watch(receive, gone))
         raw = list(scope["headers"])
-        asked = Asked(scope["method"], scope["path"], scope["query_string"],
-                      {k.decode("latin-1"): v.decode("latin-1") for k, v in raw}, raw, body, gone)  # fmt: skip
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in raw}
+        method, path, query = scope["method"], scope["path"], scope["query_string"]
+        asked = Asked(method, path, query, headers, raw, body, gone)
         try:
             while self.hung:
                 await asyncio.sleep(0.01)
@@ -173,11 +174,12 @@ def report(incarnation: int = 1, waiting: int = 0, prefill: int = 0, decodes: in
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, port: int = 0) -> AsyncIterator[tuple[str, uvicorn.Server]]:
+async def serving(app: Any, port: int = 0, **more: Any) -> AsyncIterator[tuple[str, uvicorn.Server]]:
+    """more: settings of uvicorn."""
     listener = socket.create_server(("127.0.0.1", port))
     http = uvicorn.Server(
         uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False,
-                       timeout_graceful_shutdown=1)
+                       timeout_graceful_shutdown=1, **more)
     )  # fmt: skip
     task = asyncio.create_task(http._serve([listener]))
     while not http.started:

@@ -87,7 +87,7 @@ async def test_a_request_that_has_waited_long_enough_is_told_when_to_come_back()
 
 async def test_a_client_that_leaves_while_it_waits_leaves_nothing() -> None:
     gated = Gated()
-    async with fleet(FakeWorker("w0", gated), bound=1) as before:
+    async with fleet(FakeWorker("w0", gated), bound=1, hold_s=100.0) as before:
         first = ask(before, "a")
         await before.until(lambda: gated.now == 1)
         second = ask(before, "b")

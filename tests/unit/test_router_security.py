@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from hotprefix.router.isolation import salted
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
 from hotprefix.server.guard import tenant
-from tests.support.routing import FakeWorker, fleet, report, says, up
+from tests.support.routing import FakeWorker, fleet, report, routing, says, serving, up
 from tests.support.sockets import Raw, raw
 
 KEYED = ServerConfig(key_digests=ServerConfig.digests(["one", "two"]))
@@ -181,6 +183,24 @@ def test_the_salt_is_added_to_every_form_of_a_body() -> None:
     for body in (b"", b"[]", b"{", b'{"cache_salt": 1}'):
         with pytest.raises(ApiError):
             salted(body, "owner")
+
+
+async def test_a_worker_s_certificate_is_checked(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    names = {"ssl_certfile": tmp_path / "cert", "ssl_keyfile": tmp_path / "key"}
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(names["ssl_certfile"])
+    issued.private_key_pem.write_to_path(names["ssl_keyfile"])
+    authority.cert_pem.write_to_path(tmp_path / "ca")
+    worker = FakeWorker("w0", says("x"))
+    async with serving(worker, **names) as (url, _):
+        url = url.replace("http:", "https:")
+        async with routing(f"{url},ca={tmp_path / 'ca'}") as before:
+            assert (await before.ask()).status_code == 200
+        async with routing(url) as before:
+            assert (await before.ask()).status_code == 503
+            assert any("certificate verify failed" in line for line in before.said)
+    assert len(worker.asked) == 1
 
 
 async def test_unknown_routes_and_methods_have_openai_s_shape() -> None:

@@ -20,7 +20,7 @@ from hotprefix.options import Group, Setting, option, settings
 from hotprefix.router.config import SHARED, RouterConfig
 from hotprefix.server import serve
 from hotprefix.server.config import ServerConfig
-from tests.support.options_page import PAGE, page
+from tests.support.options_page import PAGE, ROUTER_PAGE, page, router_page
 
 KEYS = Path(__file__).parents[1] / "fixtures" / "api-keys.txt"
 L2, L3 = {"l2_tokens": 1024}, {"l2_tokens": 1024, "l3": "file:///tmp/pages"}
@@ -216,3 +216,4 @@ def test_every_option_reaches_the_router(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_the_page_of_options_is_what_is_generated() -> None:
     """`python -m tests.support.options_page` writes it again."""
     assert PAGE.read_text(encoding="utf-8") == page(ServerConfig, EngineConfig, Slo)
+    assert ROUTER_PAGE.read_text(encoding="utf-8") == router_page()
