@@ -36,7 +36,7 @@ def router_page() -> str:
     """docs/router.md with the router's own options at its end."""
     text = ROUTER_PAGE.read_text(encoding="utf-8")
     rows = tables(RouterConfig).replace("\n## ", "\n### ").replace("## ", "### ", 1)
-    also = "Also those of `hotprefix serve` for address, keys and limits of clients ([policies.md](policies.md)).\n"
+    also = "And those of `hotprefix serve` for address, keys and clients ([policies.md](policies.md)).\n"
     return f"{text[: text.index(OPTIONS)]}{OPTIONS}{also}\n{rows}"
 
 

@@ -25,7 +25,7 @@ from hotprefix.fleet.view import Draw
 from hotprefix.router.hold import Hold, Rate
 from hotprefix.router.prompt import Prompt
 from hotprefix.router.tally import Tally
-from hotprefix.router.ticket import Limits, Outcome, Ticket
+from hotprefix.router.ticket import Limits, Outcome, Ticket, nobody, overloaded, too_late
 from hotprefix.server.errors import ApiError
 
 RECENT = 200
@@ -199,12 +199,7 @@ class Desk:
             return
         self.fleet.progress(ticket.id, Stage.CANCELLED, now)
         self.tally.refused["too_late"] += 1
-        wait = str(max(1, round(soonest - most)))
-        message = (
-            f"the first token would come after {soonest:.1f} s at the earliest, and {most:g} s is the most "
-            f"that is taken (--refuse-above): try again in {wait} s"
-        )
-        raise ApiError(429, message, code="too_late", headers={"retry-after": wait})
+        raise too_late(soonest, most)
 
     def _pump(self) -> None:
         """Give workers to those that wait, and refuse those that have waited long enough."""
@@ -290,16 +285,12 @@ class Desk:
 
     def _overload(self, before: int, now: float) -> ApiError:
         self.tally.refused["overload"] += 1
-        wait = str(self._rate.retry_after(before, self._limits.hold_s, now))
-        message = f"every worker is full and {before} requests wait here: try again in {wait} s"
-        return ApiError(429, message, code="overloaded", headers={"retry-after": wait})
+        return overloaded(before, self._rate.retry_after(before, self._limits.hold_s, now))
 
     def _nobody(self, ticket: Ticket, now: float) -> ApiError:
         self.tally.refused["no_worker"] += 1
         self._waits_no_more(ticket, now)
-        failed = f" ({', '.join(sorted(ticket.avoid))} failed this request)" if ticket.avoid else ""
-        message = f"no worker can take the request now{failed}: try again"
-        return ApiError(503, message, code="no_worker", headers={"retry-after": "1"})
+        return nobody(ticket.avoid)
 
 
 def _set(answer: asyncio.Future[Decision], found: Decision | ApiError) -> None:

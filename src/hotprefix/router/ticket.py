@@ -1,12 +1,15 @@
-"""A request at its desk. Owns: `Ticket`, what came of it (`Outcome`), and how long it may wait (`Limits`)."""
+"""A request at its desk. Owns: `Ticket`, what came of it (`Outcome`), how long it may wait (`Limits`), and what
+it is told if it gets no worker."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hotprefix.fleet.records import Decision, RouteRequest, Stage
+from hotprefix.server.errors import ApiError
 
 
 class Limits(NamedTuple):
@@ -48,3 +51,26 @@ class Outcome(NamedTuple):
     decision: Decision
     stage: Stage
     first_s: float | None
+
+
+def too_late(soonest_s: float, most_s: float) -> ApiError:
+    """No worker would give the first token in time."""
+    wait = max(1, round(soonest_s - most_s))
+    message = (
+        f"the first token would come after {soonest_s:.1f} s at the earliest, and {most_s:g} s is the most "
+        f"that is taken (--refuse-above): try again in {wait} s"
+    )
+    return ApiError(429, message, code="too_late", headers={"retry-after": str(wait)})
+
+
+def overloaded(waiting: int, wait_s: int) -> ApiError:
+    """There is no room. waiting: requests that wait."""
+    message = f"every worker is full and {waiting} requests wait here: try again in {wait_s} s"
+    return ApiError(429, message, code="overloaded", headers={"retry-after": str(wait_s)})
+
+
+def nobody(failed: Collection[str]) -> ApiError:
+    """No worker may be chosen. failed: those that failed this request."""
+    told = f" ({', '.join(sorted(failed))} failed this request)" if failed else ""
+    message = f"no worker can take the request now{told}: try again"
+    return ApiError(503, message, code="no_worker", headers={"retry-after": "1"})
