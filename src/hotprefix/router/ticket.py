@@ -1,5 +1,5 @@
-"""A request at its desk. Owns: `Ticket`, what came of it (`Outcome`), how long it may wait (`Limits`), and what
-it is told if it gets no worker."""
+"""A request at its desk. Owns: `Ticket`, what came of it (`Outcome`), how long it may wait (`Limits`), and
+what it is told if it gets no worker."""
 
 from __future__ import annotations
 
