@@ -23,6 +23,7 @@ from hotprefix.commands.calibrate import calibrate
 from hotprefix.commands.compile import compile_
 from hotprefix.commands.options import filled, takes
 from hotprefix.commands.replay import replay
+from hotprefix.commands.route import route
 from hotprefix.definitions import Slo
 from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError, HotprefixError, InputError
@@ -131,6 +132,7 @@ def inspect(
         stderr.print(f"rows: {rows}")
 
 
+app.command()(route)
 app.command()(replay)
 app.command()(calibrate)
 app.command("compile")(compile_)

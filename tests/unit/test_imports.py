@@ -40,11 +40,14 @@ LAYERS = {
     "fleet": {"errors", "cost"},
     "engine": {"errors", "options", "definitions", "kernel", "userdir"},
     "records": {"__version__", "errors", "definitions", "kernel", "engine"},
-    "server": {"__version__", "errors", "options", "kernel", "engine", "records"},
+    "server": {"__version__", "errors", "options", "kernel", "cost", "engine", "records"},
+    "router": {"__version__", "errors", "options", "cost", "fleet", "engine", "records", "server"},
     "lab": {"__version__", "errors", "definitions", "kernel", "cost", "fleet", "engine", "records"},
     "report": {"errors", "lab", "records"},
     "bench": {"__version__", "errors", "kernel", "engine", "report"},
-    "commands": {"errors", "options", "definitions", "compiled", "cost", "engine", "lab", "report"},
+    "commands": {
+        "errors", "options", "definitions", "compiled", "cost", "engine", "server", "router", "lab", "report",
+    },
     "cli": {
         "__version__", "errors", "compiled", "definitions", "kernel", "engine", "server", "report", "bench",
         "commands",

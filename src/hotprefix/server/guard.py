@@ -28,6 +28,7 @@ OPEN_PATHS = frozenset({"/health", "/readyz", "/livez"})
 PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
 ARRIVED = "hotprefix.arrived"
+REQUEST_ID = "hotprefix.request_id"
 
 
 class Gate:
@@ -71,7 +72,7 @@ class Guard:
             return
         scope[ARRIVED] = time.monotonic()
         headers = Headers(scope=scope)
-        send = self._stamped(headers, send)
+        send = self._stamped(scope, headers, send)
         refused = self._sites.wrong_host(headers)
         if refused is None and scope["method"] == "OPTIONS":
             await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -102,11 +103,13 @@ class Guard:
             found |= hmac.compare_digest(digest, known)
         return found
 
-    def _stamped(self, request: Headers, send: Send) -> Send:
-        """Add the request id and, if the origin may see the answer, the cross-origin headers."""
+    def _stamped(self, scope: Scope, request: Headers, send: Send) -> Send:
+        """Add the request id, which is noted, and, if the origin may see the answer, the cross-origin
+        headers."""
         request_id = request.get("x-request-id", "")
         if not re.fullmatch(r"[\x21-\x7e]{1,128}", request_id):
             request_id = uuid.uuid4().hex
+        scope[REQUEST_ID] = request_id
         origin = request.get("origin")
         stamp = {"x-request-id": request_id}
         if origin is not None and self._sites.allows(origin):
