@@ -201,11 +201,14 @@ def loads_with(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     return caught.value.args
 
 
-def context(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
+def described(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     class _Decoder:
         config, dtype, device, quantised_linears = shaped(None), torch.float32, "cpu", ()
 
-    return build._info(config, config.kernel(), "m", _Decoder()).max_model_len  # type: ignore[arg-type]
+    class _Loaded:
+        decoder, fingerprint = _Decoder(), "f"
+
+    return build._info(config, config.kernel(), "m", _Loaded(), None)  # type: ignore[arg-type]
 
 
 def groups(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -232,6 +235,15 @@ def objectives(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     return build_engine(config)
 
 
+PRESET = "llama-3.1-8b.1xh100.fp8"
+
+
+def told(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the loop over a loaded model tells of itself."""
+    monkeypatch.setattr(build, "EngineLoop", lambda kernel, executor, info, **more: info)
+    return build_engine(config)
+
+
 Reader = Callable[[EngineConfig, pytest.MonkeyPatch], Any]
 KV = {"kv_events": "tcp://127.0.0.1:*"}
 ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
@@ -240,7 +252,7 @@ ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
     "device": ({}, "cpu", loads_with),
     "decode_weights": ({}, "dense", loads_with),
     "threads": ({}, 1, loads_with),
-    "max_model_len": ({}, 100, context),
+    "max_model_len": ({}, 100, described),
     "window_tokens": ({}, 1024, groups),
     "events": ({}, "log.jsonl", recorded),
     "events_key_file": ({}, "key", recorded),
@@ -250,6 +262,8 @@ ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
     "kv_events_topic": (KV, "kv", recorded),
     "kv_events_tokens": (KV, True, recorded),
     "otel": ({}, "http://127.0.0.1:4318", recorded),
+    "cost": ({"kv_tokens": 1024}, PRESET, told),
+    "capacity": ({}, 2.5, described),
     "slo": ({"kv_tokens": 1024}, Slo(ttft_s=1.0), objectives),
 }
 

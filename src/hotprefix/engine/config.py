@@ -27,7 +27,7 @@ from hotprefix.kernel.config import (
 from hotprefix.options import Group, Needs, check, option
 
 MODEL, CACHE, POLICIES, LIMITS = Group.MODEL, Group.CACHE, Group.POLICIES, Group.LIMITS
-TIERS, SEEN, EVENTS = Group.TIERS, Group.OBSERVABILITY, Group.KV_EVENTS
+TIERS, SEEN, EVENTS, FLEET = Group.TIERS, Group.OBSERVABILITY, Group.KV_EVENTS, Group.FLEET
 BY_PRIORITY: Final[Needs] = ("order='priority'", lambda config: config.order is Order.PRIORITY)
 L2: Final[Needs] = ("an L2: give l2_tokens", lambda config: bool(config.l2_tokens))
 L3: Final[Needs] = ("an external store: give l3 (and l2_tokens)", lambda config: config.l3 is not None)
@@ -134,6 +134,13 @@ class EngineConfig:
     kv_events_topic: str = option("", "Topic of KV events, the first frame.", EVENTS, "TEXT", needs=KV)
     kv_events_tokens: bool = option(
         False, "Send token ids in KV events; routers that hash tokens need them.", EVENTS, needs=KV)
+
+    cost: str | None = option(
+        None, "What a step costs here, for routers to predict with: a preset, or a file of `calibrate`.",
+        FLEET, "NAME", unset="not told")
+    capacity: float | None = option(
+        None, "What `calibrate --capacity` found for this engine; routers divide its load by that.",
+        FLEET, "REQUESTS/S", "> 0", unset="not told")
     # fmt: on
     slo: Slo | None = None  # objectives that requests are measured against; its fields are options
 

@@ -25,6 +25,7 @@ from hotprefix.engine.live_request import LiveRequest, OutputText, output_limit
 from hotprefix.engine.messages import (
     Delta,
     EngineInfo,
+    EngineLoad,
     EngineStats,
     FlushReport,
     Generate,
@@ -104,6 +105,7 @@ class EngineLoop:
         self._spent = _Spent()
         self._links_due = float("-inf")
         self._goodput = Goodput(slo, info.page_size) if slo is not None else None
+        self._incarnation = time.time_ns()
         if observer is not None:
             observer.opened(self.kernel, info, fingerprint, clock())
         self._watch = Wall(observer)
@@ -325,6 +327,13 @@ class EngineLoop:
         if self._storage is not None:
             self._storage.close()
         self._watch.tell("close")
+
+    def load(self) -> EngineLoad:
+        (_, waiting), l1 = self.kernel.load, self.kernel.status(self._clock()).l1
+        return EngineLoad(
+            self._incarnation, waiting, *self.kernel.outstanding(), l1.free, l1.evictable, l1.owned,
+            l1.protected, self._watch.kv_source(),
+        )  # fmt: skip
 
     def stats(self) -> EngineStats:
         status, count = self.kernel.status(self._clock()), self.kernel.counters

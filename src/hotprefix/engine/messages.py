@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hotprefix.definitions import Slo
 from hotprefix.engine.executor import TokenLogprob
@@ -99,6 +99,41 @@ class Delta(NamedTuple):
     timing: Timing | None = None
 
 
+class KVSource(NamedTuple):
+    """Where an engine publishes its KV events (records/kvevents.py): the addresses as they were bound, a port
+    that the system chose included.
+
+    replay: None = events are not sent again.
+    topic: the first frame of every message.
+    """
+
+    endpoint: str
+    replay: str | None
+    topic: str
+
+
+class EngineLoad(NamedTuple):
+    """What a router has to know of an engine at one moment. It costs the engine next to nothing.
+
+    incarnation: Unix time at which this engine was built, in nanoseconds; grows with each life.
+    waiting: requests that have no row.
+    prefill_tokens: positions that are still to be computed before every request decodes.
+    decodes: requests that decode.
+    free, evictable, owned, protected: L1's pages by state.
+    kv: None = no KV events are published, or observation was switched off.
+    """
+
+    incarnation: int
+    waiting: int
+    prefill_tokens: int
+    decodes: int
+    free: int
+    evictable: int
+    owned: int
+    protected: int
+    kv: KVSource | None
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What a client must know about a loaded engine.
@@ -109,6 +144,7 @@ class EngineInfo:
     kv_tokens: capacity of the L1 pool.
     details: settings worth showing (dtype, policies), as JSON can hold them.
     max_requests: how many may run and wait at a time; None = any number.
+    cost: what its steps cost, as the file of a cost model has it (cost/model.py); None = not known.
     """
 
     model: str
@@ -118,6 +154,7 @@ class EngineInfo:
     kv_tokens: int
     details: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     max_requests: int | None = None
+    cost: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

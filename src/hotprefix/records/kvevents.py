@@ -140,6 +140,7 @@ class KVPublisher:
                 "KV events need pyzmq and msgspec: pip install 'hotprefix[kvevents]'", param="kv_events"
             ) from error
         self._zmq, self._encode = zmq, msgspec.msgpack.Encoder().encode
+        self.topic = topic
         self._form, self._topic, self._limit = form, topic.encode(), queue
         self._queue: deque[tuple[int, float, list[PageEvent]]] = deque()
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=buffer)
