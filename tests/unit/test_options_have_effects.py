@@ -189,8 +189,12 @@ class _LoadedError(Exception):
 
 
 def loads_with(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
+    costs: list[str] = []
+
     def load(*args: Any, progress: Any, **more: Any) -> Any:
-        raise _LoadedError(str(args[0].name), args[1:], more, torch.get_num_threads())
+        raise _LoadedError(str(args[0].name), args[1:], more, torch.get_num_threads(), costs)
+
+    monkeypatch.setattr(build, "load_cost", costs.append)
 
     monkeypatch.setattr(build, "load_model", load)
     monkeypatch.setattr(
@@ -239,9 +243,8 @@ PRESET = "llama-3.1-8b.1xh100.fp8"
 
 
 def told(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the loop over a loaded model tells of itself."""
-    monkeypatch.setattr(build, "EngineLoop", lambda kernel, executor, info, **more: info)
-    return build_engine(config)
+    """What an engine tells of itself."""
+    return build_engine(config).info
 
 
 Reader = Callable[[EngineConfig, pytest.MonkeyPatch], Any]
@@ -262,8 +265,10 @@ ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
     "kv_events_topic": (KV, "kv", recorded),
     "kv_events_tokens": (KV, True, recorded),
     "otel": ({}, "http://127.0.0.1:4318", recorded),
-    "cost": ({"kv_tokens": 1024}, PRESET, told),
+    "cost": ({}, PRESET, loads_with),
     "capacity": ({}, 2.5, described),
+    "paced": ({"paced": "smollm2-135m.cpu-1-thread"}, PRESET, told),
+    "pace_factor": ({"paced": PRESET}, 2.5, told),
     "slo": ({"kv_tokens": 1024}, Slo(ttft_s=1.0), objectives),
 }
 
@@ -280,7 +285,7 @@ def test_every_other_option_reaches_its_reader(name: str, monkeypatch: pytest.Mo
     threads = torch.get_num_threads()
     try:
         usual = reader(EngineConfig(**with_), monkeypatch)
-        assert usual != reader(EngineConfig(**with_, **{name: value}), monkeypatch)
+        assert usual != reader(EngineConfig(**(with_ | {name: value})), monkeypatch)
     finally:
         torch.set_num_threads(threads)
 

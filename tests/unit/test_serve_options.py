@@ -29,7 +29,7 @@ WITH: dict[str, dict[str, Any]] = {
     "write": L2, "l3": L2, "prefetch": L3, "prefetch_timeout": L3,
     "preemption": {"order": "priority"},
     "kv_events_replay": KV, "kv_events_form": KV, "kv_events_topic": KV, "kv_events_tokens": KV,
-    "isolate_keys": {"api_key_file": KEYS},
+    "isolate_keys": {"api_key_file": KEYS}, "pace_factor": {"paced": "llama-3.1-8b.1xh100.fp8"},
 }  # fmt: skip
 VALUES: dict[str, Any] = {
     "l2_tokens": 1024, "api_key_file": KEYS, "internal_key_file": KEYS, "capacity": 2.5,

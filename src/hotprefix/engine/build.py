@@ -24,6 +24,7 @@ from hotprefix.engine.messages import EngineInfo
 from hotprefix.engine.model.files import resolve_model
 from hotprefix.engine.model.loader import LoadedModel, load_model
 from hotprefix.engine.observe import Observer
+from hotprefix.engine.paced.build import build_paced
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.sampling.structured import Compiler, Vocabulary
 from hotprefix.engine.stores.base import Store
@@ -54,6 +55,8 @@ def build_engine(
             "none: give observer=hotprefix.records.open_recorder.open_recorder(config), as the server does",
             param=config.observed,
         )
+    if config.paced is not None:
+        return build_paced(config, progress, observer)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     # What is wrong with these is reported before the model loads.

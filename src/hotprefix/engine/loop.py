@@ -18,8 +18,7 @@ from dataclasses import replace
 from hotprefix.definitions import Slo
 from hotprefix.engine.executor import Executor, StepResult, Unsampled
 from hotprefix.engine.goodput import Goodput
-from hotprefix.engine.hostpool import HostPool
-from hotprefix.engine.l3_loop import Storage
+from hotprefix.engine.l3_loop import HostMemory, Storage
 from hotprefix.engine.link_totals import link_totals
 from hotprefix.engine.live_request import LiveRequest, OutputText, output_limit
 from hotprefix.engine.messages import (
@@ -32,6 +31,7 @@ from hotprefix.engine.messages import (
     Insight,
 )
 from hotprefix.engine.observe import LINKS_S, Observer, Wall
+from hotprefix.engine.paced.pace import PaceTotals
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates
 from hotprefix.errors import InputError
@@ -73,11 +73,12 @@ class EngineLoop:
         make_text: MakeText,
         sink: Sink | None = None,
         clock: Callable[[], float] = time.monotonic,
-        host: HostPool | None = None,
+        host: HostMemory | None = None,
         storage: Storage | None = None,
         observer: Observer | None = None,
         prepare: Prepare = lambda params: None,
         slo: Slo | None = None,
+        pace: PaceTotals | None = None,
     ) -> None:
         """Raises what the observer raises when it is opened.
 
@@ -85,6 +86,7 @@ class EngineLoop:
         sink: gets the kernel's events; the observer's sink is used instead if the observer wants events.
         observer: see observe.py.
         slo: objectives that requests are measured against; None = no objectives.
+        pace: how an executor that only waits keeps its pace; None = it is none.
         """
         self.info = info
         if observer is not None and observer.wants_events:
@@ -105,6 +107,7 @@ class EngineLoop:
         self._spent = _Spent()
         self._links_due = float("-inf")
         self._goodput = Goodput(slo, info.page_size) if slo is not None else None
+        self._pace = pace
         self._incarnation = time.time_ns()
         if observer is not None:
             observer.opened(self.kernel, info, fingerprint, clock())
@@ -387,4 +390,5 @@ class EngineLoop:
             fared=self._goodput.fared() if self._goodput is not None else None,
             observed=replace(self._watch.stats(), sink_failed=kernel.sink_failure),
             hottest=self._watch.hottest(now),
+            pace=replace(self._pace) if self._pace is not None else None,
         )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from hotprefix.definitions import Slo
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.link_totals import Copied
+from hotprefix.engine.paced.pace import PaceTotals
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Throughput
 from hotprefix.engine.stores.store_counters import StoreStats
@@ -260,6 +261,7 @@ class Insight:
     queue: what waits now.
     fared: None if there are no objectives.
     hottest: empty if no observer watches requests.
+    pace: None unless the engine is paced.
     """
 
     parked: int
@@ -284,6 +286,7 @@ class Insight:
     fared: Fared | None
     observed: Observed
     hottest: tuple[HotPrefix, ...]
+    pace: PaceTotals | None = None
 
 
 @dataclass(frozen=True, slots=True)
