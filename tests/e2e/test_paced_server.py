@@ -24,7 +24,12 @@ from hotprefix.server.load_report import LoadReport
 from tests.support.serving import Server
 
 PRESET = "llama-3.1-8b.1xh100.fp8"
-FLAGS = ["--port", "0", "--paced", PRESET, "--kv-tokens", "16000", "--kv-events", "tcp://127.0.0.1:*"]
+KEYS = Path(__file__).parents[1] / "fixtures" / "api-keys.txt"
+FLAGS = [
+    "--port", "0", "--paced", PRESET, "--kv-tokens", "16000", "--kv-events", "tcp://127.0.0.1:*",
+    "--internal-key-file", str(KEYS),
+]  # fmt: skip
+ROUTER = {"x-hotprefix-internal": "sk-test"}
 PROMPT = list(range(1000, 1100))
 
 
@@ -116,6 +121,28 @@ def test_the_keys_of_its_pages_can_be_computed_from_the_report(pair: tuple[Serve
     keys = [block_hash(key) for key in chain(root, tk.encode(prompt), 16)]
     assert stored == keys[: len(stored)]
     assert len(stored) >= 5
+
+
+def test_a_late_subscriber_gets_what_it_missed(pair: tuple[Server, Server]) -> None:
+    prompt = list(range(3000, 3096))
+    complete(pair[0], prompt=prompt, max_tokens=1)
+    found = load(pair[0])
+    assert found.worker is not None
+    assert found.kv_events is not None
+    assert found.kv_events.snapshot
+    root = root_key(Namespace(model=found.worker.fingerprint or ""), 16)
+    keys = {block_hash(key) for key in chain(root, tk.encode(prompt), 16)}
+    pages: list[int] = []
+    cursor: int | None = 0
+    while cursor is not None:
+        query = {"cursor": cursor, "limit": 3}
+        told = httpx.get(f"{pair[0].url}/kv_snapshot", params=query, headers=ROUTER, timeout=200).json()
+        pages, cursor = pages + told["pages"], told["cursor"]
+    assert keys <= set(pages)
+    assert told["incarnation"] == found.incarnation
+    assert told["number"] >= 0
+    (source,) = httpx.get(f"{pair[0].url}/kv_event_sources", timeout=200).json()
+    assert source["endpoint"] == found.kv_events.endpoint
 
 
 def test_a_stopped_engine_s_figures_grow_old_and_a_new_one_has_a_larger_number() -> None:

@@ -22,6 +22,7 @@ from hotprefix.engine.messages import (
     EngineStats,
     FlushReport,
     Generate,
+    KVSnapshot,
     Timing,
     Usage,
 )
@@ -181,6 +182,9 @@ class FakeEngine:
 
     async def load(self) -> EngineLoad:
         return LOAD
+
+    async def kv_snapshot(self) -> KVSnapshot | None:
+        return None
 
 
 @asynccontextmanager

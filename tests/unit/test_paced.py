@@ -125,6 +125,16 @@ def test_a_request_takes_what_the_cost_model_says() -> None:
     assert executor.pace.totals.priced_s == pytest.approx(clock.now - 100.0)
 
 
+def test_the_scheduler_s_time_counts_what_runs_and_what_waits() -> None:
+    prices = {"scheduler_base_s": 1.0, "scheduler_running_s": 10.0, "scheduler_waiting_s": 100.0}
+    cost = load_cost(PRESET).model_copy(update=prices)
+    loop, executor = paced_loop(Clock(), cost, max_running=2)
+    for name in ("a", "b", "c"):
+        loop.submit(Generate(name, (1, 2, 3), SamplingParams(max_tokens=9)))
+    loop.step()
+    assert executor.pace.totals.priced_s == pytest.approx(1 + 2 * 10 + 100, abs=0.1)
+
+
 def test_sleeping_too_long_does_not_slow_the_pace_down() -> None:
     exact, late = Clock(), Clock(extra=0.001)
     for clock in (exact, late):
@@ -149,6 +159,8 @@ def test_a_machine_that_is_too_slow_is_told() -> None:
 
 def test_restores_take_their_link_s_time_and_saves_none() -> None:
     cost = load_cost(PRESET)
+    save = cost.links.save.model_copy(update={"bytes_per_s": 1e6})  # type: ignore[union-attr]
+    cost = cost.model_copy(update={"links": cost.links.model_copy(update={"save": save})})
     page_bytes = 16 * cost.kv_token_bytes
     clock, host = Clock(), PacedHost(cost, page_bytes)
     tiers = TierConfig(pages=512, min_restore_pages=1, compute_s_per_token=1.0, restore_s_per_page=1e-9)
@@ -160,7 +172,10 @@ def test_restores_take_their_link_s_time_and_saves_none() -> None:
     assert found.usage.cached_host > 1000
     assert host.links.restored_bytes == found.usage.cached_host // 16 * page_bytes
     assert host.links.restored_s == pytest.approx(host.links.restored_bytes / 64e9)
+    assert host.links.saved_s == pytest.approx(host.links.saved_bytes / 1e6)
     assert host.links.saved_bytes > 0
+    assert loop.kernel.predictions is not None
+    assert loop.kernel.predictions.restore.observed_s == pytest.approx(host.links.restored_s)
     assert executor.pace.totals.priced_s == pytest.approx(clock.now - 100.0)
     assert found.timing is not None
     computed = 1600 - found.usage.cached_tokens

@@ -96,8 +96,9 @@ async def test_a_busy_engine_s_figures_have_their_age_and_a_dead_one_has_none(
     assert held.age_s is not None
     assert held.age_s >= 0.04
     engine = Loaded()
-    engine.dead = True
     async with client(engine) as http:
+        assert (await report(http)).decodes == 3
+        engine.dead = True
         gone = await report(http)
     assert gone.worker is not None
     assert gone.model_copy(update={"worker": None}) == LoadReport()

@@ -27,7 +27,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hotprefix.engine.messages import Delta, EngineInfo, EngineLoad, EngineStats, FlushReport, Generate
+from hotprefix.engine.messages import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    EngineStats,
+    FlushReport,
+    Generate,
+    KVSnapshot,
+)
 from hotprefix.engine.pipe_records import (
     Abort,
     Beat,
@@ -69,6 +77,7 @@ class Loop(Protocol):
     def flush_cache(self) -> FlushReport: ...
     def stats(self) -> EngineStats: ...
     def load(self) -> EngineLoad: ...
+    def kv_snapshot(self) -> KVSnapshot | None: ...
     def close(self) -> None: ...
 
 

@@ -31,6 +31,7 @@ from hotprefix.engine.messages import (
     EngineStats,
     FlushReport,
     Generate,
+    KVSnapshot,
     Usage,
 )
 from hotprefix.engine.params import SamplingParams
@@ -266,6 +267,11 @@ class AsyncEngine:
     async def load(self) -> EngineLoad:
         load: EngineLoad = await self._call(lambda call: pipe_records.Control(call, "load"))
         return load
+
+    async def kv_snapshot(self) -> KVSnapshot | None:
+        """What is cached, as KV events have told it; None without KV events."""
+        found: KVSnapshot | None = await self._call(lambda call: pipe_records.Control(call, "kv_snapshot"))
+        return found
 
     def _call(
         self, message: Callable[[int], pipe_records.ToChild], ids: Sequence[str] = ()

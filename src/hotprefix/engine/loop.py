@@ -29,6 +29,7 @@ from hotprefix.engine.messages import (
     FlushReport,
     Generate,
     Insight,
+    KVSnapshot,
 )
 from hotprefix.engine.observe import LINKS_S, Observer, Wall
 from hotprefix.engine.paced.pace import PaceTotals
@@ -337,6 +338,11 @@ class EngineLoop:
             self._incarnation, waiting, *self.kernel.outstanding(), l1.free, l1.evictable, l1.owned,
             l1.protected, self._watch.kv_source(),
         )  # fmt: skip
+
+    def kv_snapshot(self) -> KVSnapshot | None:
+        """None without KV events."""
+        found = self._watch.kv_snapshot()
+        return None if found is None else KVSnapshot(self._incarnation, *found)
 
     def stats(self) -> EngineStats:
         status, count = self.kernel.status(self._clock()), self.kernel.counters

@@ -113,6 +113,19 @@ class KVSource(NamedTuple):
     topic: str
 
 
+class KVSnapshot(NamedTuple):
+    """All pages of L1 of which KV events have told, and no others.
+
+    incarnation: as in `EngineLoad`.
+    number: of the last batch of events that it covers; -1 = none was published yet.
+    hashes: each page's block hash, unsigned 64-bit numbers in this machine's byte order.
+    """
+
+    incarnation: int
+    number: int
+    hashes: bytes
+
+
 class EngineLoad(NamedTuple):
     """What a router has to know of an engine at one moment. It costs the engine next to nothing.
 

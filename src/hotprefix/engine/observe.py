@@ -68,6 +68,10 @@ class Observer(Protocol):
         """Where KV events are published; None = nowhere."""
         ...
 
+    def kv_snapshot(self) -> tuple[int, bytes] | None:
+        """(number, hashes) as in `KVSnapshot`; None without KV events."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -97,6 +101,10 @@ class Wall:
 
     def kv_source(self) -> KVSource | None:
         found: KVSource | None = self._ask("kv_source", None)
+        return found
+
+    def kv_snapshot(self) -> tuple[int, bytes] | None:
+        found: tuple[int, bytes] | None = self._ask("kv_snapshot", None)
         return found
 
     def _ask(self, name: str, otherwise: Any, *args: Any) -> Any:

@@ -34,7 +34,7 @@ class Control:
     `exit`, which the end of the process answers."""
 
     call: int
-    name: Literal["flush_cache", "stats", "load", "exit"]
+    name: Literal["flush_cache", "stats", "load", "kv_snapshot", "exit"]
 
 
 class Reply(NamedTuple):

@@ -208,6 +208,12 @@ class Recorder:
         kv = self._kv
         return None if kv is None else KVSource(kv.endpoint, kv.replay_endpoint, kv.topic)
 
+    def kv_snapshot(self) -> tuple[int, bytes] | None:
+        if self._kv is None or self._pages is None:
+            return None
+        self._publish()  # so that what is resident is what the batches up to the last one tell
+        return self._kv.last, self._pages.resident()
+
     def close(self) -> None:
         self._publish()
         if self._log is not None:

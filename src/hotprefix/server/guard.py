@@ -33,8 +33,8 @@ PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
 ARRIVED = "hotprefix.arrived"
 INTERNAL_HEADER = "x-hotprefix-internal"
-INTERNAL_PATHS: frozenset[str] = frozenset()  # for routers of this fleet only
-ROUTER_PATHS = frozenset({"/load"})  # they need no API key there
+INTERNAL_PATHS = frozenset({"/kv_snapshot"})  # for routers of this fleet only
+ROUTER_PATHS = frozenset({"/load", "/kv_event_sources"})  # they need no API key there
 
 
 class Gate:
