@@ -55,8 +55,10 @@ def serve(**given: Any) -> None:
     docs/policies.md has these options as a page, docs/api.md the routes.
 
     Example: hotprefix serve --port 8000 --kv-tokens 65536 --order lpm
+
+    Example: hotprefix serve --paced llama-3.1-8b.1xh100.fp8 --kv-tokens 400000
     """
-    _need_engine()
+    _need_engine("torch" if given["paced"] is None else "starlette")
     from hotprefix.server.serve import serve as run_server
 
     if os.environ.get("HOTPREFIX_WAITING_REFRESH") == "0":
@@ -142,8 +144,8 @@ for each in (*app.registered_commands, *trace.app.registered_commands):
     each.callback = takes()(each.callback)  # so that wrong numbers are told alike everywhere
 
 
-def _need_engine() -> None:
-    if find_spec("torch") is None:
+def _need_engine(library: str = "torch") -> None:
+    if find_spec(library) is None:
         raise ConfigError("this command needs the engine's dependencies: pip install 'hotprefix[engine]'")
 
 

@@ -36,6 +36,7 @@ class Group(StrEnum):
     TIERS = "Tiers below the cache"
     OBSERVABILITY = "Observability"
     KV_EVENTS = "KV events"
+    FLEET = "Part of a fleet"
     SECURITY = "Security"
     INTAKE = "Limits of clients and requests"
     WORKERS = "Workers"

@@ -18,7 +18,7 @@ from tests.support.serving import Server
 CHUNK = 128
 FLAGS = [
     "--port", "0", "--dtype", "float32", "--kv-tokens", "16384", "--max-batched-tokens", str(CHUNK),
-    "--max-running", "16", "--max-waiting", "64", "--threads", "1",
+    "--max-running", "16", "--max-waiting", "64", "--threads", "1", "--cost", "smollm2-135m.cpu-1-thread",
 ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ LAYERS = {
     "kernel": {"errors"},
     "cost": {"errors", "kernel"},
     "fleet": {"errors", "cost"},
-    "engine": {"errors", "options", "definitions", "kernel", "userdir"},
+    "engine": {"errors", "options", "definitions", "kernel", "cost", "userdir"},
     "records": {"__version__", "errors", "definitions", "kernel", "engine"},
     "server": {"__version__", "errors", "options", "kernel", "cost", "engine", "records"},
     "router": {"__version__", "errors", "options", "cost", "fleet", "engine", "records", "server"},

@@ -30,10 +30,11 @@ WITH: dict[str, dict[str, Any]] = {
     "write": L2, "l3": L2, "prefetch": L3, "prefetch_timeout": L3,
     "preemption": {"order": "priority"},
     "kv_events_replay": KV, "kv_events_form": KV, "kv_events_topic": KV, "kv_events_tokens": KV,
-    "isolate_keys": {"api_key_file": KEYS},
+    "isolate_keys": {"api_key_file": KEYS}, "pace_factor": {"paced": "llama-3.1-8b.1xh100.fp8"},
 }  # fmt: skip
 VALUES: dict[str, Any] = {
-    "l2_tokens": 1024, "api_key_file": KEYS, "events": Path("log.jsonl"),
+    "l2_tokens": 1024, "api_key_file": KEYS, "internal_key_file": KEYS, "capacity": 2.5,
+    "events": Path("log.jsonl"),
     "served_model_name": ["a"], "events_key_file": Path("key"), "window_tokens": 5, "max_model_len": 5,
     "threads": 1, "max_running": 3, "max_connections": 7, "allowed_hosts": ["a"], "allowed_host": ["a"],
     "slo_ttft": 1.0, "slo_tpot": 1.0, "slo_completion": 1.0, "slo_timeout": 1.0,

@@ -18,19 +18,21 @@ from dataclasses import replace
 from hotprefix.definitions import Slo
 from hotprefix.engine.executor import Executor, StepResult, Unsampled
 from hotprefix.engine.goodput import Goodput
-from hotprefix.engine.hostpool import HostPool
-from hotprefix.engine.l3_loop import Storage
+from hotprefix.engine.l3_loop import HostMemory, Storage
 from hotprefix.engine.link_totals import link_totals
 from hotprefix.engine.live_request import LiveRequest, OutputText, output_limit
 from hotprefix.engine.messages import (
     Delta,
     EngineInfo,
+    EngineLoad,
     EngineStats,
     FlushReport,
     Generate,
     Insight,
+    KVSnapshot,
 )
 from hotprefix.engine.observe import LINKS_S, Observer, Wall
+from hotprefix.engine.paced.pace import PaceTotals
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates
 from hotprefix.errors import InputError
@@ -72,11 +74,12 @@ class EngineLoop:
         make_text: MakeText,
         sink: Sink | None = None,
         clock: Callable[[], float] = time.monotonic,
-        host: HostPool | None = None,
+        host: HostMemory | None = None,
         storage: Storage | None = None,
         observer: Observer | None = None,
         prepare: Prepare = lambda params: None,
         slo: Slo | None = None,
+        pace: PaceTotals | None = None,
     ) -> None:
         """Raises what the observer raises when it is opened.
 
@@ -84,6 +87,7 @@ class EngineLoop:
         sink: gets the kernel's events; the observer's sink is used instead if the observer wants events.
         observer: see observe.py.
         slo: objectives that requests are measured against; None = no objectives.
+        pace: how an executor that only waits keeps its pace; None = it is none.
         """
         self.info = info
         if observer is not None and observer.wants_events:
@@ -104,6 +108,8 @@ class EngineLoop:
         self._spent = _Spent()
         self._links_due = float("-inf")
         self._goodput = Goodput(slo, info.page_size) if slo is not None else None
+        self._pace = pace
+        self._incarnation = time.time_ns()
         if observer is not None:
             observer.opened(self.kernel, info, fingerprint, clock())
         self._watch = Wall(observer)
@@ -326,6 +332,18 @@ class EngineLoop:
             self._storage.close()
         self._watch.tell("close")
 
+    def load(self) -> EngineLoad:
+        (_, waiting), l1 = self.kernel.load, self.kernel.status(self._clock()).l1
+        return EngineLoad(
+            self._incarnation, waiting, *self.kernel.outstanding(), l1.free, l1.evictable, l1.owned,
+            l1.protected, self._watch.kv_source(),
+        )  # fmt: skip
+
+    def kv_snapshot(self) -> KVSnapshot | None:
+        """None without KV events."""
+        found = self._watch.kv_snapshot()
+        return None if found is None else KVSnapshot(self._incarnation, *found)
+
     def stats(self) -> EngineStats:
         status, count = self.kernel.status(self._clock()), self.kernel.counters
         l1 = status.l1
@@ -378,4 +396,5 @@ class EngineLoop:
             fared=self._goodput.fared() if self._goodput is not None else None,
             observed=replace(self._watch.stats(), sink_failed=kernel.sink_failure),
             hottest=self._watch.hottest(now),
+            pace=replace(self._pace) if self._pace is not None else None,
         )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hotprefix.engine.link_totals import LinkTotal
-from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
+from hotprefix.engine.messages import EngineInfo, HotPrefix, KVSource, Observed
 from hotprefix.kernel.events import Event
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Progress
@@ -64,6 +64,14 @@ class Observer(Protocol):
         """The prefixes that most requests had of late, hottest first."""
         ...
 
+    def kv_source(self) -> KVSource | None:
+        """Where KV events are published; None = nowhere."""
+        ...
+
+    def kv_snapshot(self) -> tuple[int, bytes] | None:
+        """(number, hashes) as in `KVSnapshot`; None without KV events."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -89,6 +97,14 @@ class Wall:
 
     def hottest(self, now: float) -> tuple[HotPrefix, ...]:
         found: tuple[HotPrefix, ...] = self._ask("hottest", (), now)
+        return found
+
+    def kv_source(self) -> KVSource | None:
+        found: KVSource | None = self._ask("kv_source", None)
+        return found
+
+    def kv_snapshot(self) -> tuple[int, bytes] | None:
+        found: tuple[int, bytes] | None = self._ask("kv_snapshot", None)
         return found
 
     def _ask(self, name: str, otherwise: Any, *args: Any) -> Any:

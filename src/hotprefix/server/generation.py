@@ -19,7 +19,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from hotprefix.engine.client import Health, Stream
-from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate
+from hotprefix.engine.messages import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    EngineStats,
+    FlushReport,
+    Generate,
+    KVSnapshot,
+)
 from hotprefix.errors import HotprefixError
 from hotprefix.kernel.plan import Finish
 from hotprefix.server.answer import Answer
@@ -46,6 +54,8 @@ class Engine(Protocol):
     async def submit(self, requests: Sequence[Generate]) -> Stream: ...
     async def flush_cache(self) -> FlushReport: ...
     async def stats(self) -> EngineStats: ...
+    async def load(self) -> EngineLoad: ...
+    async def kv_snapshot(self) -> KVSnapshot | None: ...
 
 
 class GenerationResponse(Response):

@@ -1,9 +1,13 @@
-"""Which requests may come in. Owns: API keys, cross-origin answers, request ids and the gate that drains.
+"""Which requests may come in. Owns: API keys, the routers' key, cross-origin answers, request ids and the
+gate that drains.
 
-Rules: if there are keys, every route needs one, unknown routes too. The exceptions are OPTIONS, health,
-liveness and the page at /, which is the same for every client and holds no data. A key is compared by digest
-against all keys, in constant time, and is never kept, logged or shown. `sites.py` decides which host names
-and which pages may call; that check comes before the keys.
+Rules:
+1. If there are API keys, every route needs one, unknown routes too. The exceptions are OPTIONS, health,
+   liveness and the page at /, which is the same for every client and holds no data.
+2. Routes that are for routers of the fleet only are closed unless there is an internal key, and then need it.
+   A router needs no API key for those, and for what it reads of a server's load.
+3. A key is compared by digest against all keys, in constant time, and is never kept, logged or shown.
+4. `sites.py` decides which host names and which pages may call; that check comes before the keys.
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
 ARRIVED = "hotprefix.arrived"
 REQUEST_ID = "hotprefix.request_id"
+INTERNAL_HEADER = "x-hotprefix-internal"
+INTERNAL_PATHS = frozenset({"/kv_snapshot"})  # for routers of this fleet only
+ROUTER_PATHS = frozenset({"/load", "/kv_event_sources"})  # they need no API key there
 
 
 class Gate:
@@ -86,15 +93,26 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _enter(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Check the key, if the route needs one, and note its owner."""
-        if not self._config.key_digests or _open(scope):
+        """Check the keys that the route needs, and note the API key's owner."""
+        config, path = self._config, scope["path"]
+        router = path in INTERNAL_PATHS | ROUTER_PATHS and self._from_router(headers)
+        if path in INTERNAL_PATHS and not router:
+            return _closed(config.internal_digest is not None)
+        if not config.key_digests or _open(scope):
             return None
         key = _bearer(headers)
-        if key is None or not self._known(key):
+        known = key is not None and self._known(key)
+        if not (known or router):
             return _refusal(key is not None)
-        if self._config.isolate_keys:
+        if config.isolate_keys and known and key is not None:
             scope[TENANT] = tenant(key)
         return None
+
+    def _from_router(self, headers: Headers) -> bool:
+        given, known = headers.get(INTERNAL_HEADER), self._config.internal_digest
+        if given is None or known is None:
+            return False
+        return hmac.compare_digest(key_digest(given.encode("latin-1")), known)
 
     def _known(self, key: bytes) -> bool:
         digest = key_digest(key)
@@ -148,6 +166,14 @@ def _bearer(headers: Headers) -> bytes | None:
 def _refusal(given: bool) -> ApiError:
     message = "incorrect API key" if given else "no API key given: send `Authorization: Bearer KEY`"
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def _closed(has_key: bool) -> ApiError:
+    if has_key:
+        return ApiError(
+            401, f"the header {INTERNAL_HEADER} has no key, or a wrong one", code="invalid_internal_key"
+        )
+    return ApiError(404, "this route is closed: it needs --internal-key-file", code="closed")
 
 
 def tenant(key: bytes) -> str:

@@ -32,9 +32,15 @@ LoadText = Callable[[str], Text]
 
 
 def build(config: EngineConfig, progress: Progress) -> Loop:
-    """Build the engine. Called in the engine's process; torch is imported only there."""
-    from hotprefix.engine.build import build_engine
+    """Build the engine. Called in the engine's process; torch is imported only there, and not for a paced
+    engine."""
     from hotprefix.records.open_recorder import open_recorder
+
+    if config.paced is not None:
+        from hotprefix.engine.paced.build import build_paced
+
+        return build_paced(config, progress, open_recorder(config))
+    from hotprefix.engine.build import build_engine
 
     return build_engine(config, progress, observer=open_recorder(config))
 
