@@ -30,7 +30,8 @@ SOURCES = "src/hotprefix/kernel"
 TESTS = (
     "unit/test_pages.py", "unit/test_tree.py", "unit/test_order.py", "unit/test_flight.py",
     "unit/test_waiting_queue.py", "unit/test_final_sources.py", "unit/test_figures_of_odd_requests.py",
-    "unit/test_predictions.py", "unit/test_eviction_keys.py", "unit/test_sessions.py", "unit/test_refresh.py", "unit/test_kernel_*.py",
+    "unit/test_predictions.py", "unit/test_eviction_keys.py", "unit/test_sessions.py",
+    "unit/test_refresh.py", "unit/test_kernel_*.py",
     "unit/test_tiers.py", "unit/test_cost_return_times.py", "unit/test_sim*.py",
     "unit/test_records_derive.py", "property/*.py", "parity/*.py",
 )  # fmt: skip
@@ -171,12 +172,13 @@ def main() -> None:
     )
     parser.add_argument("files", nargs="*", type=Path, help=f"sources to change (default: all of {SOURCES})")
     parser.add_argument("--sample", type=int, default=100, help="mutants to try, drawn at random")
+    parser.add_argument("--skip", type=int, default=0, help="how many of the sample were tried before")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     given = parser.parse_args()
     files = [file.resolve() for file in given.files] or sorted((ROOT / SOURCES).rglob("*.py"))
     every = [mutant for file in files for mutant in mutants_of(file)]
-    chosen = random.Random(given.seed).sample(every, min(given.sample, len(every)))
+    chosen = random.Random(given.seed).sample(every, min(given.sample, len(every)))[given.skip :]
     with tempfile.TemporaryDirectory() as folder:
         places: SimpleQueue[Place] = SimpleQueue()
         for job in range(given.jobs):
