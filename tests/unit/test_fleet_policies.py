@@ -114,12 +114,13 @@ def test_predicted_takes_the_earliest_first_token_and_names_the_runners_up_in_or
 
 
 def test_of_predictions_within_the_slack_the_one_with_the_least_to_compute_is_taken() -> None:
-    """Waiting 0.32 s for the pages and computing one token, or computing all 321 elsewhere."""
-    made = fleet(RoutingPolicy.PREDICTED)
+    """Waiting 0.32 s for the pages and computing one token, or computing all 321 elsewhere. Here work costs
+    others nothing."""
+    made = fleet(RoutingPolicy.PREDICTED, behind_weight=0.0)
     assert routed(made, request("a", HOT), 0.0).worker == "w0"
     decision = routed(made, request("b", HOT), 0.0)
     assert (decision.worker, decision.found.flight, decision.rule) == ("w0", 320, "equal_within_slack")
-    exact = fleet(RoutingPolicy.PREDICTED, slack=0.0)
+    exact = fleet(RoutingPolicy.PREDICTED, behind_weight=0.0, slack=0.0)
     routed(exact, request("a", HOT), 0.0)
     assert routed(exact, request("b", HOT), 0.0).copying == "earlier_here"
 
@@ -134,6 +135,19 @@ def test_what_the_choice_costs_others_can_turn_it() -> None:
     decision = routed(made, request("a", HOT), 0.0)
     assert (decision.worker, decision.copying) == ("w1", "costs_others_less")
     assert decision.runners_up[0].parts.delay == pytest.approx(0.161 * 9)
+
+
+def test_the_longer_the_queues_the_dearer_is_a_copy() -> None:
+    """The holder's queue is 1.2 s longer than the other's. That is worth a copy of 320 tokens if one request
+    waits at the other worker, and not if ten do: each of them, and of those that come, would wait for it."""
+    for waiting, chosen in ((1, "w1"), (10, "w0")):
+        made = fleet(RoutingPolicy.PREDICTED, workers=2)
+        made.cached("w0", Shelf.L1, 0.0, HOT)
+        for n in range(waiting):
+            for name, tokens in (("w0", 100 + 1200 // waiting), ("w1", 100)):
+                other = frozenset({"w0", "w1"} - {name})
+                routed(made, request(f"{name}-{n}", (), tail=tokens, avoid=other), 0.0)
+        assert routed(made, request("a", HOT), 0.0).worker == chosen
 
 
 def test_equal_tps_gives_to_the_worker_that_reuses_least() -> None:

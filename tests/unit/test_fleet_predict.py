@@ -45,8 +45,9 @@ def test_the_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
     made.progress("a", Stage.FIRST_TOKEN, 1.0, Seen(compute_s=0.265))
     parts = routed(made, request("b", (), tail=299), 1.0).parts
     assert parts.compute == pytest.approx(4 * (0.005 + 0.002) + 0.299)  # 99, 99, 99 and 2 tokens
-    # the decode would have had the last step anyway; its 2 tokens are a 99th of it, twice
-    assert parts.delay == pytest.approx(parts.compute - (1 - 2 / 99) * (0.005 + 0.002))
+    token_s = 0.001 + 0.005 / 100  # in a full step
+    assert parts.delay == pytest.approx(299 * token_s)  # of the one that decodes
+    assert parts.behind == pytest.approx(299 * token_s / 8)  # no other stands there, but one may come
 
 
 def test_requests_that_share_a_step_do_not_each_wait_for_one() -> None:
@@ -199,11 +200,12 @@ def test_whether_displaced_pages_are_wanted_is_learnt_from_those_that_come_back(
     assert made._wanted.share == 11 / 22
 
 
-@pytest.mark.parametrize("term", [Term.QUEUE, Term.RESTORE, Term.DELAY, Term.DISPLACEMENT])
+@pytest.mark.parametrize("term", [Term.QUEUE, Term.RESTORE, Term.DELAY, Term.BEHIND, Term.DISPLACEMENT])
 def test_a_term_switched_off_is_as_if_its_cost_were_0(term: Term) -> None:
     free = {
         Term.RESTORE: ({"restore": LinkSpeed(0.0, 1e30)}, {}),
         Term.DELAY: ({}, {"delay_weight": 0.0}),
+        Term.BEHIND: ({}, {"behind_weight": 0.0}),
         Term.DISPLACEMENT: ({}, {"displacement_weight": 0.0}),
         Term.QUEUE: ({}, {}),
     }[term]

@@ -36,6 +36,7 @@ class Term(StrEnum):
     PULL: pulling pages from a peer.
     IN_FLIGHT: waiting for pages that other requests compute. Left out, such pages are not counted on.
     DELAY: what the request costs those that decode.
+    BEHIND: what it costs those that come behind it.
     DISPLACEMENT: what it costs to compute again what it displaces.
     """
 
@@ -44,6 +45,7 @@ class Term(StrEnum):
     PULL = "pull"
     IN_FLIGHT = "in_flight"
     DELAY = "delay"
+    BEHIND = "behind"
     DISPLACEMENT = "displacement"
 
 
@@ -110,6 +112,7 @@ class FleetConfig:
     slack: share by which predictions may differ and still count as equal.
     floor: below this load no worker counts as overloaded.
     delay_weight: what a second of delay of one decoding request counts, in seconds of the first token.
+    behind_weight: what a second of work counts for each request that stands in the worker's queue.
     displacement_weight: what a second of computing again counts.
     horizon_s: outstanding work of a link or of prefill that takes so long is a load of 1.
     bound: requests that a worker may have at a time; 0 = no bound. hold_s: the longest wait at the fleet.
@@ -131,8 +134,9 @@ class FleetConfig:
     spread: float = 0.25
     floor: float = 0.1
     slack: float = 0.05
-    delay_weight: float = 0.1
-    displacement_weight: float = 0.1
+    delay_weight: float = 0.02
+    behind_weight: float = 2.0
+    displacement_weight: float = 1.0
     horizon_s: float = 1.0
     bound: int = 0
     hold_s: float = 10.0
@@ -152,7 +156,7 @@ class FleetConfig:
         ):  # fmt: skip
             _whole(self, name, low)
         for name in (
-            "spread", "floor", "slack", "delay_weight", "displacement_weight", "hold_s", "confirm_s",
+            "spread", "floor", "slack", "delay_weight", "behind_weight", "displacement_weight", "hold_s", "confirm_s",
             "presume_s",
         ):  # fmt: skip
             _number(self, name)

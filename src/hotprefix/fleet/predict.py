@@ -11,13 +11,22 @@ Rules:
    Example: a step takes 10 ms and 10 us a token, 2,048 tokens at most. Of 64 requests with 16 tokens each,
    the first token of each comes 10.2 ms after its turn; together they are half a step of work, 15 ms, not
    650 ms.
+6. Work delays the requests that come while the queue is not empty. How many will come is not known. While a
+   request waits, about as many come as stand before it (Little's law), and others come behind these, so
+   `behind_weight` times that number is taken, and on an idle worker `CHANCE`, for one may come meanwhile. So
+   an idle worker computes a prefix a second time if that is much quicker, and the longer the queues are, the
+   dearer such a copy is.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from hotprefix.fleet.config import FleetConfig, Term
 from hotprefix.fleet.records import Profile, RouteRequest
 from hotprefix.fleet.view import Place
+
+CHANCE: Final = 0.125
 
 
 class Predictor:
@@ -27,6 +36,7 @@ class Predictor:
         on = config.terms
         self._queue, self._restore, self._pull = Term.QUEUE in on, Term.RESTORE in on, Term.PULL in on
         self._delay = config.delay_weight if Term.DELAY in on else 0.0
+        self._behind = config.behind_weight if Term.BEHIND in on else 0.0
         self._displacement = config.displacement_weight if Term.DISPLACEMENT in on else 0.0
         self.wanted = 1.0
 
@@ -136,18 +146,19 @@ class Predictor:
             place.pages = peer.resident
 
     def _costs(self, place: Place, request: RouteRequest) -> None:
-        """What the choice costs others: those that decode there go slower while it is computed, and pages
-        that must go for it may have to be computed again."""
+        """What the choice costs others: those that decode there go slower while it is computed, pages that
+        must go for it may have to be computed again, and those that come behind wait for both (rule 6)."""
         member, work = place.member, place.work
-        decodes = work.decoding + work.foreign_decodes
-        if decodes:
-            place.delay = self.own_work(place, request) * decodes
+        seconds = (request.prompt - place.reused) * member.token_s
+        place.delay = seconds * (work.decoding + work.foreign_decodes)
         report = member.report
         if report is not None:
             page_size = member.profile.page_size
             needed = -(-(request.prompt + request.outputs) // page_size) - place.pages
             evicted = max(0, needed - max(0, report.free - work.pages))
             place.displacement = evicted * page_size * member.token_s * self.wanted
-        place.cost = place.first + self._delay * place.delay
+            seconds += place.displacement
+        place.behind = seconds * (len(work.prefilling) + CHANCE)
+        place.cost = place.first + self._delay * place.delay + self._behind * place.behind
         if place.displacement is not None:
             place.cost += self.displacement_cost(place.displacement)

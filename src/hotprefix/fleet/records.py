@@ -136,7 +136,8 @@ class Parts(NamedTuple):
     restore: its pages come from L2 and L3. pull: from a peer. These three overlap.
     compute: its own tokens. hand_off: the last pages go to the decode worker. decode_wait: until that has
     room.
-    delay: what the choice costs those that decode there, summed over them.
+    delay: what the choice costs those that decode there, summed over them. behind: what it costs those that
+    will come behind it in the queue, likewise.
     displacement: computing again what must be evicted for it, times how likely that is wanted. None: not
     known.
     """
@@ -148,6 +149,7 @@ class Parts(NamedTuple):
     hand_off: float
     decode_wait: float
     delay: float
+    behind: float
     displacement: float | None
 
     @property

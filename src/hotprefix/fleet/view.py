@@ -31,7 +31,7 @@ class Place:
     """
 
     __slots__ = (
-        "compute", "cost", "decode_wait", "decoder", "delay", "displacement", "first", "flight", "hand_off",
+        "behind", "compute", "cost", "decode_wait", "decoder", "delay", "displacement", "first", "flight", "hand_off",
         "l1", "l2", "l3", "leans", "load", "loads", "member", "pages", "peer", "pull", "pulled", "queue",
         "resident", "restore", "there_at", "wait", "work",
     )  # fmt: skip
@@ -45,7 +45,7 @@ class Place:
         self.leans: Booking | None = None
         self.peer: Place | None = None
         self.queue = self.restore = self.pull = self.compute = self.hand_off = self.decode_wait = 0.0
-        self.delay = self.first = self.cost = 0.0
+        self.delay = self.behind = self.first = self.cost = 0.0
         self.displacement: float | None = None
 
     @property
@@ -71,7 +71,7 @@ class Place:
     def parts(self) -> Parts:
         return Parts(
             self.queue, self.restore, self.pull, self.compute, self.hand_off, self.decode_wait, self.delay,
-            self.displacement,
+            self.behind, self.displacement,
         )  # fmt: skip
 
     @property

@@ -89,6 +89,7 @@ class TermsSpec(Frozen):
     pull: bool = True
     in_flight: bool = True
     delay: bool = True
+    behind: bool = True
     displacement: bool = True
 
 

@@ -37,7 +37,7 @@ class RouteRows:
             found_flight=found.flight, found_peer=found.peer, queue_s=parts.queue, restore_s=parts.restore,
             pull_s=parts.pull, compute_s=parts.compute, hand_off_s=parts.hand_off,
             decode_wait_s=parts.decode_wait, first_s=parts.first, delay_s=parts.delay,
-            displacement_s=parts.displacement, load=decision.load.largest,
+            behind_s=parts.behind, displacement_s=parts.displacement, load=decision.load.largest,
             runners_up=len(decision.runners_up),
             runner_up_first_s=min((other.parts.first for other in decision.runners_up), default=None),
             age_s=decision.age_s, unknown=" ".join(decision.unknown) or None, copying=decision.copying,

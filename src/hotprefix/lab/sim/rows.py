@@ -118,6 +118,7 @@ ROUTE_COLUMNS: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "decode_wait_s": pl.Float64,
     "first_s": pl.Float64,  # max(queue, restore, pull) + compute + hand_off + decode_wait
     "delay_s": pl.Float64,  # what others pay
+    "behind_s": pl.Float64,
     "displacement_s": pl.Float64,
     "actual_queue_s": pl.Float64,  # from the choice to the begin of its prefill
     "actual_compute_s": pl.Float64,
