@@ -92,7 +92,8 @@ class LiveRequest:
         outputs in all. ended: the grammar is complete with the last one. Raises InputError if an output
         before the last one ends the request."""
         outputs = self.message.outputs
-        self.prompt_logprobs = [_placeholder(token) for token in self.message.prompt[1:]]
+        if self.message.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [_placeholder(token) for token in self.message.prompt[1:]]
         deltas = []
         for number, token in enumerate(outputs, 1):
             self.outputs, self.token = number, token
@@ -192,6 +193,6 @@ def output_limit(message: Generate, info: EngineInfo) -> int:
     most = wanted if wanted is not None else room
     if len(message.outputs) > most:
         raise InputError(
-            f"{len(message.outputs)} outputs are given, and the request may have {most} in all", param="outputs"
+            f"{len(message.outputs)} outputs are given: the request may have {most} in all", param="outputs"
         )
     return most

@@ -114,7 +114,7 @@ class ServerConfig:
         keys = keys_in(path, "internal_key_file")
         if len(keys) > 1:
             raise ConfigError(
-                f"internal key file {path} holds {len(keys)} keys: give exactly one", param="internal_key_file"
+                f"internal key file {path} holds {len(keys)} keys: give one", param="internal_key_file"
             )
         return key_digest(keys[0].encode())
 

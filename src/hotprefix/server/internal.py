@@ -2,8 +2,8 @@
 
 Rules: the key is one line of a file that router and engines are both given (`--internal-key-file`). It is
 kept as a digest and compared in constant time. Without a key file, or without the right key, an internal
-route answers as a route that does not exist, so that it cannot be told whether there is one. Clients' API keys
-are another matter: they are checked beside this.
+route answers as a route that does not exist. Clients' API keys are another matter: they are checked beside
+this.
 """
 
 from __future__ import annotations
