@@ -72,6 +72,7 @@ class Splice:
         self._rest = bytearray()
         self._searched = 0
         self._fresh = True  # it is not known yet whether the current stream has marks
+        self._counts = b""
         self._inside = False  # the beginning of an incomplete event has been passed on
         self._limits_kept = True
 
@@ -91,7 +92,7 @@ class Splice:
         if self.done or self._head is None or not self._limits_kept:
             return None
         self.marked = self.lost = False
-        self._fresh, self._searched = True, 0
+        self._fresh, self._searched, self._counts = True, 0, b""
         self._rest.clear()
         choices = [
             {"index": index, "ids": one.ids.tolist(), "events": one.events, "cached": one.cached,
@@ -153,12 +154,18 @@ class Splice:
         return data
 
     def _event(self, event: bytes) -> bytes:
-        """A complete event, or comment, with its marks. Returns the client's part; nothing if it is lost."""
-        event = self._unmarked(event)
+        """A complete event, or comment, with its marks. Returns the client's part; nothing if it is lost. The
+        event with the counts belongs to no choice, so it waits for the one that ends the stream."""
+        shown = self._unmarked(event)
         if self.lost:
             return b""
-        self.done = event == _DONE or event.startswith(_ERROR)
-        return event
+        self.done = shown == _DONE or shown.startswith(_ERROR)
+        if self.done:
+            return self._counts + shown
+        if shown is event and event.startswith(b"data:"):
+            self._counts = event
+            return b""
+        return shown
 
     def _unmarked(self, data: bytes) -> bytes:
         """Note the marks with which the bytes begin. Returns the bytes behind them."""

@@ -132,11 +132,14 @@ class Answer:
         return chunks if seam is None else list(seam.rest(len(delta.tokens), chunks))
 
     def _chunks(self, number: int, pieces: list[dict[str, Any]], *, ended: bool) -> list[Chunk]:
-        """The pieces as chunks. The first of them has the tokens of which nothing was told yet."""
+        """The pieces as chunks. The first of them has the tokens of which nothing was told yet, as it has
+        their log-probabilities. A piece that only opens a choice has none."""
         chunks = []
         for left in range(len(pieces) - 1, -1, -1):
             piece = pieces[-1 - left]
-            tokens, self._untold[number] = self._untold[number], []
+            tokens: list[int] = []
+            if "role" not in piece.get("delta", ()):
+                tokens, self._untold[number] = self._untold[number], []
             chunk = self._chunk([piece])
             if self.token_ids:
                 piece["token_ids"] = tokens
