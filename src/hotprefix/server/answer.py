@@ -122,7 +122,7 @@ class Answer:
         """Stream chunks of one delta. Raises ApiError 409 if what the client has does not fit."""
         number = self._index[delta.id]
         usage, seam = delta.usage, self.seams.get(number)
-        if seam is not None and seam.given:
+        if seam is not None:
             usage = Usage(usage.prompt_tokens, usage.completion_tokens, *seam.cached)
         self._usage[number] = usage
         self._untold[number] += delta.tokens
