@@ -48,6 +48,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+STOPPED, JAPANESE = '"finish_reason":"stop"', "日本語で「日本」"
 GREEDY, SEEDED = {"temperature": 0}, {"temperature": 0.9, "top_p": 0.9, "seed": 11}
 
 # name: (path, what the body has, whether its text must show something of what is tested)
@@ -63,27 +64,31 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
          "repetition_penalty": 1.3, "logit_bias": {"28": 2.0}},
         "text",
     ),
-    "a stop string": (CHAT, {**GREEDY, "max_tokens": 40, "stop": ["s a colour that can"]}, '"finish_reason":"stop"'),
+    "a stop string": (CHAT, {**GREEDY, "max_tokens": 40, "stop": ["s a colour that can"]}, STOPPED),
     "a stop string that is shown": (
         TEXT, {**GREEDY, "max_tokens": 40, "prompt": "One, two, three,", "stop": ["five, six"],
                "include_stop_str_in_output": True}, "five, six",
     ),
     "a stop string that never comes": (
-        TEXT, {**GREEDY, "max_tokens": 16, "prompt": "One, two, three,", "stop": ["four, five, six, seven!"]}, "six",
+        TEXT,
+        {**GREEDY, "max_tokens": 16, "prompt": "One, two, three,", "stop": ["four, five, six, seven!"]},
+        "six",
     ),
     "a JSON schema": (
         CHAT,
         {**GREEDY, "max_tokens": 60,
          "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": SCHEMA}}},
-        '"finish_reason":"stop"',
+        STOPPED,
     ),
     "a tool call": (
         CHAT, {**GREEDY, "max_tokens": 60, "tools": [WEATHER], "tool_choice": "required"}, '"tool_calls"',
     ),
     "two choices with tool calls": (
-        CHAT, {**SEEDED, "n": 2, "max_tokens": 60, "tools": [WEATHER], "tool_choice": "required"}, '"index":1',
+        CHAT,
+        {**SEEDED, "n": 2, "max_tokens": 60, "tools": [WEATHER], "tool_choice": "required"},
+        '"index":1',
     ),
-    "text between characters": (TEXT, {**GREEDY, "max_tokens": 10, "prompt": "日本語で「日本」", "logit_bias": {}}, "text"),
+    "tokens that are parts of characters": (TEXT, {**GREEDY, "max_tokens": 10, "prompt": JAPANESE}, "は"),
 }  # fmt: skip
 
 
@@ -149,7 +154,7 @@ def near(one: Any, other: Any) -> bool:
         (CHAT, {**GREEDY, "logprobs": True, "max_tokens": 40, "stop": ["s a colour that can"]}),
         (TEXT, {**SEEDED, "logprobs": 2, "max_tokens": 8}),
         (TEXT, {**GREEDY, "logprobs": 1, "echo": True, "max_tokens": 6}),
-        (TEXT, {**GREEDY, "logprobs": 1, "max_tokens": 10, "prompt": "日本語で「日本」"}),
+        (TEXT, {**GREEDY, "logprobs": 1, "max_tokens": 10, "prompt": JAPANESE}),
     ],
 )
 async def test_log_probabilities_go_on_with_their_tokens_and_offsets(

@@ -6,9 +6,8 @@ Rules: a submitted request runs to its end at once, so nothing depends on time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import httpx

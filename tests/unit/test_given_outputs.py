@@ -87,9 +87,7 @@ def test_end_tokens_before_min_tokens_do_not_end_it() -> None:
         (SAID[:5], {"stop": (chr(32 + SAID[1] % 94),)}, "output 2 of 5 .* ends the answer"),
     ],
 )
-def test_outputs_that_cannot_be_are_refused(
-    outputs: list[int], params: dict[str, object], says: str
-) -> None:
+def test_outputs_that_cannot_be_are_refused(outputs: list[int], params: dict[str, object], says: str) -> None:
     loop, executor, _ = fake_loop()
     with pytest.raises(InputError, match=says) as refused:
         ask(loop, outputs, **params)

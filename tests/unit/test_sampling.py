@@ -170,8 +170,8 @@ def test_a_pause_changes_nothing_and_a_new_start_begins_again() -> None:
 def test_outputs_from_elsewhere_are_gone_on_with_as_if_they_were_sampled_here(cut: int) -> None:
     """The draws' numbers, the penalties' counts and min_tokens all count them."""
     params: dict[str, Any] = {
-        "seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3, "min_tokens": 6,
-        "stop_token_ids": (5, 6, 7),
+        "seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3,
+        "min_tokens": 6, "stop_token_ids": (5, 6, 7),
     }  # fmt: skip
     whole = run(Sampler(V), "a", 8, **params)
     sampler = Sampler(V)

@@ -33,7 +33,8 @@ WITH: dict[str, dict[str, Any]] = {
     "isolate_keys": {"api_key_file": KEYS},
 }  # fmt: skip
 VALUES: dict[str, Any] = {
-    "l2_tokens": 1024, "api_key_file": KEYS, "internal_key_file": FIXTURES / "internal-key.txt", "events": Path("log.jsonl"),
+    "l2_tokens": 1024, "api_key_file": KEYS, "internal_key_file": FIXTURES / "internal-key.txt",
+    "events": Path("log.jsonl"),
     "served_model_name": ["a"], "events_key_file": Path("key"), "window_tokens": 5, "max_model_len": 5,
     "threads": 1, "max_running": 3, "max_connections": 7, "allowed_hosts": ["a"], "allowed_host": ["a"],
     "slo_ttft": 1.0, "slo_tpot": 1.0, "slo_completion": 1.0, "slo_timeout": 1.0,

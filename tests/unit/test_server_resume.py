@@ -1,5 +1,5 @@
-"""An answer that another engine began: the marks that tell a router of it, and the route that goes on with it.
-The engine is scripted, so that held text, calls and thoughts can be cut anywhere."""
+"""An answer that another engine began: the marks that tell a router of it, and the route that goes on with
+it. The engine is scripted, so that held text, calls and thoughts can be cut anywhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.server import BytesText, FakeEngine, Script, chat, words
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg"]
-SAYS = '<think>\nHm.\n</think>\n\nWell, é. <tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call> <tool_'
+SAYS = '<think>\nHm.\n</think>\n\nWell, é. <tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call> <tool'
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
@@ -52,9 +52,7 @@ def said(text: str, finish: Finish = Finish.STOP, error: str | None = None) -> S
 
 
 @asynccontextmanager
-async def serving(
-    engine: FakeEngine, config: ServerConfig = CONFIG
-) -> AsyncIterator[httpx.AsyncClient]:
+async def serving(engine: FakeEngine, config: ServerConfig = CONFIG) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_app(engine, config, BytesText()), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield http
@@ -64,7 +62,9 @@ def body(**fields: Any) -> bytes:
     return json.dumps(chat(stream=True, **fields)).encode()
 
 
-FULL = body(tools=TOOLS, separate_reasoning=True, return_token_ids=True, return_cached_tokens_details=True, **USAGE)
+FULL = body(
+    tools=TOOLS, separate_reasoning=True, return_token_ids=True, return_cached_tokens_details=True, **USAGE
+)
 
 
 @pytest.mark.parametrize("finish", [Finish.STOP, Finish.LENGTH])
@@ -74,7 +74,7 @@ async def test_a_chat_is_taken_up_behind_any_event(finish: Finish) -> None:
     async with serving(FakeEngine(said(SAYS, finish))) as http:
         stream = await marked(http, CHAT, FULL)
         whole = unmarked(CHAT, FULL, stream)
-        assert all(word in whole.decode() for word in ("reasoning_content", "tool_calls", "é", "<tool_"))
+        assert all(word in whole.decode() for word in ("reasoning_content", "tool_calls", "é", "<tool"))
         for cut in boundaries(stream):
             assert await taken_up(http, CHAT, FULL, stream, cut) == whole, f"cut behind byte {cut}"
 

@@ -72,7 +72,8 @@ class Splice:
         self._rest = bytearray()
         self._searched = 0
         self._fresh = True  # it is not known yet whether the current stream has marks
-        self._counts = b""
+        self._counts = b""  # the event with the counts, until the stream ends
+        self._of_choice = False  # a mark says that the event belongs to a choice
         self._inside = False  # the beginning of an incomplete event has been passed on
         self._limits_kept = True
 
@@ -156,14 +157,15 @@ class Splice:
     def _event(self, event: bytes) -> bytes:
         """A complete event, or comment, with its marks. Returns the client's part; nothing if it is lost. The
         event with the counts belongs to no choice, so it waits for the one that ends the stream."""
+        self._of_choice = False
         shown = self._unmarked(event)
         if self.lost:
             return b""
         self.done = shown == _DONE or shown.startswith(_ERROR)
         if self.done:
             return self._counts + shown
-        if shown is event and event.startswith(b"data:"):
-            self._counts = event
+        if not self._of_choice and shown.startswith(b"data:"):
+            self._counts = shown
             return b""
         return shown
 
@@ -181,9 +183,12 @@ class Splice:
         """Raises ValueError, TypeError or OverflowError for what is no mark."""
         if mark == LOST:
             self.lost = True
-        elif isinstance(mark, dict):
+            return
+        if isinstance(mark, dict):
             self._head = self._head or mark
-        elif self._limits_kept:
+            return
+        self._of_choice = True
+        if self._limits_kept:
             index, ended, ids, cached = mark
             new = array("q", ids)
             sent = self._sent.setdefault(index, _Sent())
