@@ -60,6 +60,29 @@ def test_a_request_that_has_ended_with_its_outputs_runs_no_step(
     assert not loop.has_work
 
 
+class AllHeld:
+    """Text that comes at the end only."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def push(self, token: int) -> tuple[str, bool, str | None]:
+        self._text += f"{token},"
+        return "", False, None
+
+    def flush(self) -> str:
+        return self._text
+
+
+@pytest.mark.parametrize("cut", [3, 5])
+def test_text_that_is_held_to_the_end_comes_then(cut: int) -> None:
+    loop, _, _ = fake_loop()
+    loop._make_text = lambda params: AllHeld()
+    *before, last = ask(loop, SAID[:cut], max_tokens=5)
+    assert [d.text for d in before] == [""] * 4
+    assert last.text == "".join(f"{token}," for token in SAID[:5])
+
+
 def test_a_grammar_that_is_complete_with_the_outputs_ends_the_request() -> None:
     loop, _, _ = fake_loop()
     loop._replay = lambda request, outputs: list(outputs) == SAID[:3]

@@ -20,12 +20,13 @@ from hotprefix.server.app import create_app
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.internal import INTERNAL_HEADER
 from hotprefix.server.resume import RESUME_PATH
-from tests.support.inline import CONFIG, INTERNAL, boundaries, by_choice, marked, taken_up, unmarked
+from tests.support.inline import CONFIG, INTERNAL, boundaries, by_choice, marked, taken_up, unmarked, values
 from tests.support.server import BytesText, FakeEngine, Script, chat, words
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "fg"]
-SAYS = '<think>\nHm.\n</think>\n\nWell, é. <tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call> <tool'
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
+SAYS = f"<think>\nHm.\n</think>\n\nWell, é. {CALL} <tool"
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
@@ -222,6 +223,7 @@ def changed(value: Any, path: Sequence[Any], new: Any) -> Any:
 
 CHOICE = ("choices", 0)
 BAD: list[tuple[tuple[Any, ...], Any, int, str]] = [
+    ((*CHOICE, "events"), 1, 409, "1 events that were sent do not fit the 2 tokens"),
     ((*CHOICE, "events"), 2, 409, "2 events that were sent do not fit the 2 tokens"),
     ((*CHOICE, "events"), 4, 409, "4 events that were sent do not fit the 2 tokens"),
     ((*CHOICE, "ids"), [97, 98, 99], 409, "3 events that were sent do not fit the 3 tokens"),
@@ -254,6 +256,18 @@ async def test_what_does_not_fit_is_refused_before_anything_is_sent(
     assert answer.status_code == status, answer.text
     if status != 200:
         assert says in answer.json()["error"]["message"]
+
+
+async def test_the_answer_keeps_its_id_date_model_and_fingerprint() -> None:
+    told = {"id": "chatcmpl-x", "created": 7, "model": "as it was named", "system_fingerprint": "another-1"}
+    async with serving(FakeEngine(said("abc"))) as http:
+        value = await wanted(http, 3)
+        value["head"] |= told
+        answer = await http.post(RESUME_PATH, json=value, headers=INTERNAL)
+    head, *_ = marks(answer.content)
+    assert head == value["head"]
+    for event in values(unmarked(CHAT, body(), answer.content)):
+        assert {key: event[key] for key in told} == told
 
 
 async def test_a_choice_twice_and_too_many_messages_are_refused() -> None:

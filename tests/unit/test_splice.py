@@ -157,7 +157,8 @@ def test_an_error_that_would_be_the_same_elsewhere_ends_the_answer() -> None:
 
 PLAIN: list[bytes] = [
     b"data: {}\n\ndata: [DONE]\n\n", b": hello\n\ndata: {}\n\n", b":hp", b":hq \n", b"\r\n", b"<html>",
-    b"\n\n\n", b'data: {"error":{}}\n\ndata: more\n\n', b"event: x\ndata: :hp {}\n\n", b":HP {}\n", b"\x00\xff\x00",
+    b"\n\n\n", b'data: {"error":{}}\n\ndata: more\n\n', b"event: x\ndata: :hp {}\n\n", b":HP {}\n",
+    b"\x00\xff\x00",
 ]  # fmt: skip
 
 

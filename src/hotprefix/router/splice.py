@@ -93,7 +93,7 @@ class Splice:
         if self.done or self._head is None or not self._limits_kept:
             return None
         self.marked = self.lost = False
-        self._fresh, self._searched, self._counts = True, 0, b""
+        self._fresh, self._searched = True, 0
         self._rest.clear()
         choices = [
             {"index": index, "ids": one.ids.tolist(), "events": one.events, "cached": one.cached,
