@@ -21,7 +21,7 @@ from hotprefix.server.internal import INTERNAL_HEADER
 
 KEY = "the internal key"
 INTERNAL: Mapping[str, str] = {INTERNAL_HEADER: KEY}
-CONFIG = ServerConfig(internal_key_digest=key_digest(KEY.encode()))
+CONFIG = ServerConfig(internal_digest=key_digest(KEY.encode()))
 
 
 class InlineEngine:

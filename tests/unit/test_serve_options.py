@@ -21,8 +21,7 @@ from hotprefix.server import serve
 from hotprefix.server.config import ServerConfig
 from tests.support.options_page import PAGE, page
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-KEYS = FIXTURES / "api-keys.txt"
+KEYS = Path(__file__).parents[1] / "fixtures" / "api-keys.txt"
 L2, L3 = {"l2_tokens": 1024}, {"l2_tokens": 1024, "l3": "file:///tmp/pages"}
 KV = {"kv_events": "tcp://127.0.0.1:*"}
 # Option: what else has to be given, and a value where another of its type is no good.
@@ -33,7 +32,7 @@ WITH: dict[str, dict[str, Any]] = {
     "isolate_keys": {"api_key_file": KEYS},
 }  # fmt: skip
 VALUES: dict[str, Any] = {
-    "l2_tokens": 1024, "api_key_file": KEYS, "internal_key_file": FIXTURES / "internal-key.txt",
+    "l2_tokens": 1024, "api_key_file": KEYS, "internal_key_file": KEYS,
     "events": Path("log.jsonl"),
     "served_model_name": ["a"], "events_key_file": Path("key"), "window_tokens": 5, "max_model_len": 5,
     "threads": 1, "max_running": 3, "max_connections": 7, "allowed_hosts": ["a"], "allowed_host": ["a"],

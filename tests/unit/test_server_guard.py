@@ -138,11 +138,11 @@ def test_keys_come_from_a_file(tmp_path: Path) -> None:
 def test_the_internal_key_is_the_one_key_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text(f"# ours\n {KEY} \n", encoding="utf-8")
-    assert ServerConfig.internal_key(path) == key_digest(KEY.encode())
+    assert ServerConfig.internal_from_file(path) == key_digest(KEY.encode())
     for text in ("# none\n", f"{KEY}\n{OTHER}\n"):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match="internal key file") as refused:
-            ServerConfig.internal_key(path)
+            ServerConfig.internal_from_file(path)
         assert refused.value.param == "internal_key_file"
         assert OTHER not in str(refused.value)
-    assert KEY not in repr(ServerConfig(internal_key_digest=key_digest(KEY.encode())))
+    assert KEY not in repr(ServerConfig(internal_digest=key_digest(KEY.encode())))

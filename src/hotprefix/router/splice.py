@@ -103,11 +103,11 @@ class Splice:
         told = to_json({"path": self._path, "head": self._head, "choices": choices})
         return Continuation(RESUME_PATH, told[:-1] + b',"body":' + self._body + b"}")
 
-    def give_up(self, message: str, code: str = "upstream_failed") -> bytes:
+    def give_up(self, message: str, code: str = "worker_lost") -> bytes:
         """The answer cannot be completed. Returns the error event that ends it."""
         cut = self.begun and (self._inside or not (self.marked or self._fresh))
         self.done = self.begun = True
-        event = b"data: " + to_json(ApiError(503, message, code=code).body()) + _END
+        event = b"data: " + to_json(ApiError(502, message, code=code).body()) + _END
         return _END + event if cut else event
 
     # -- events -----------------------------------------------------------------------------------

@@ -38,12 +38,12 @@ class ServerConfig:
     key_digests: frozenset[bytes] = option(
         frozenset(), "File with one API key a line.", SECURITY, "FILE", flag="api-key-file", repr=False,
         read=lambda path: ServerConfig.keys_from_file(path), unset="no keys")
+    # SHA-256 of the key of routers; None = there are none.
+    internal_digest: bytes | None = option(
+        None, "File with one key, by which routers show who they are; opens the routes that only they may "
+        "call.", SECURITY, "FILE", flag="internal-key-file", repr=False,
+        read=lambda path: ServerConfig.internal_from_file(path), unset="those routes are closed")
     isolate_keys: bool = option(False, "Keys do not share cached prefixes; needs --api-key-file.", SECURITY)
-    # SHA-256 of the key; None = there are no internal routes.
-    internal_key_digest: bytes | None = option(
-        None, "File with the one key that router and engines share; it opens the internal routes.", SECURITY,
-        "FILE", flag="internal-key-file", repr=False, read=lambda path: ServerConfig.internal_key(path),
-        unset="no internal routes")
     cors_origin: str = option(
         LOCAL_ORIGINS, "Regular expression of the origins whose pages may call.", SECURITY, "REGEX",
         unset="localhost")
@@ -105,16 +105,16 @@ class ServerConfig:
     def keys_from_file(cls, path: Path) -> frozenset[bytes]:
         """Digests of the keys in a file, one key a line. Empty lines and lines that start with # are left
         out. Raises ConfigError if the file cannot be read or holds no key."""
-        return cls.digests(keys_in(path, "api_key_file"))
+        return cls.digests(_keys(path, "api_key_file"))
 
     @classmethod
-    def internal_key(cls, path: Path) -> bytes:
-        """The digest of the one key in a file of the same form. Raises ConfigError if it holds another number
-        of keys."""
-        keys = keys_in(path, "internal_key_file")
+    def internal_from_file(cls, path: Path) -> bytes:
+        """Digest of the one key in a file. Raises ConfigError if the file cannot be read or does not hold
+        one."""
+        keys = _keys(path, "internal_key_file")
         if len(keys) > 1:
             raise ConfigError(
-                f"internal key file {path} holds {len(keys)} keys: give one", param="internal_key_file"
+                f"internal key file {path} holds {len(keys)} keys: leave one", param="internal_key_file"
             )
         return key_digest(keys[0].encode())
 
@@ -124,17 +124,15 @@ class ServerConfig:
         return type(self)(**{**values, "host": host, "port": port})
 
 
-def keys_in(path: Path, param: str) -> list[str]:
-    """The keys in a file, one a line. Empty lines and lines that start with # are left out. Raises
-    ConfigError if the file cannot be read or holds no key. param: the option that named the file."""
-    what = param.replace("_", " ")
+def _keys(path: Path, param: str) -> list[str]:
+    """The keys in a file. Raises ConfigError if it cannot be read or holds none."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what} {path}: {error}", param=param) from error
+        raise ConfigError(f"{param.replace('_', ' ')} {path}: {error}", param=param) from error
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"{what} {path} holds no key: put one on a line", param=param)
+        raise ConfigError(f"{param.replace('_', ' ')} {path} holds no key: put one on a line", param=param)
     return keys
 
 

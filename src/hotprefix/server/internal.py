@@ -21,9 +21,9 @@ INTERNAL_HEADER = "x-hotprefix-internal"
 def is_internal(config: ServerConfig, headers: Headers) -> bool:
     """Whether a request carries the internal key."""
     given = headers.get(INTERNAL_HEADER)
-    if config.internal_key_digest is None or given is None:
+    if config.internal_digest is None or given is None:
         return False
-    return hmac.compare_digest(key_digest(given.encode("latin-1")), config.internal_key_digest)
+    return hmac.compare_digest(key_digest(given.encode("latin-1")), config.internal_digest)
 
 
 def require_internal(config: ServerConfig, headers: Headers) -> None:
