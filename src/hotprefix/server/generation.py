@@ -114,6 +114,8 @@ class GenerationResponse(Response):
                         found += self._last()
                     if found or not replays:  # what a replay refuses still gets its status
                         await events.put(found, more=not stream.ended)
+                    else:
+                        await asyncio.sleep(0)  # a long replay comes at once, and other streams go on
         except Exception as error:
             if not events.begun:
                 raise
