@@ -15,7 +15,7 @@ from hotprefix.records.kvwire import PageEvent, Removed, Stored
 from hotprefix.records.recorder import Recorder, RecordOptions
 from hotprefix.server import kv_routes
 from hotprefix.server.config import ServerConfig
-from hotprefix.server.guard import INTERNAL_HEADER
+from hotprefix.server.internal import INTERNAL_HEADER
 from tests.support.engine import fake_loop
 from tests.support.observed import program, run
 from tests.support.server import LOAD, FakeEngine, client

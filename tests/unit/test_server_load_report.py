@@ -18,7 +18,7 @@ from hotprefix.kernel.plan import StepOutcome
 from hotprefix.kernel.request import Request
 from hotprefix.server import load_report
 from hotprefix.server.config import ServerConfig
-from hotprefix.server.guard import INTERNAL_HEADER
+from hotprefix.server.internal import INTERNAL_HEADER
 from hotprefix.server.load_report import LoadReport, Pages
 from tests.support.server import INFO, LOAD, FakeEngine, client
 

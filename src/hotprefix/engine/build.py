@@ -91,6 +91,7 @@ def build_engine(
         storage=storage,
         observer=observer,
         prepare=lambda params: compiler.pending(params.structured),
+        replay=sampler.replay,
         slo=config.slo,
     )
 

@@ -7,12 +7,14 @@ Rules:
 3. An exception inside a step fails that step, never the loop: the kernel retries the step's requests alone.
 4. A request for which no token can be sampled ends with that error; the step counts for the others.
 5. Each request gets exactly one delta with `finish`.
+6. To the kernel, outputs that come with a request are the end of its prompt, so they are found in the cache
+   and published like any prefix.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from hotprefix.definitions import Slo
@@ -49,6 +51,7 @@ DRAIN_S = 2.0
 
 MakeText = Callable[[SamplingParams], OutputText]
 Prepare = Callable[[SamplingParams], Callable[[], None] | None]
+Replay = Callable[[RequestId, Sequence[int]], bool]
 
 
 class _Spent:
@@ -78,12 +81,15 @@ class EngineLoop:
         storage: Storage | None = None,
         observer: Observer | None = None,
         prepare: Prepare = lambda params: None,
+        replay: Replay = lambda request, outputs: False,
         slo: Slo | None = None,
         pace: PaceTotals | None = None,
     ) -> None:
         """Raises what the observer raises when it is opened.
 
         prepare: see the method.
+        replay: takes outputs that come with a request into what sampling remembers of it; whether its grammar
+        ends with them. By default sampling remembers nothing.
         sink: gets the kernel's events; the observer's sink is used instead if the observer wants events.
         observer: see observe.py.
         slo: objectives that requests are measured against; None = no objectives.
@@ -98,11 +104,12 @@ class EngineLoop:
         self._eos = frozenset(eos_ids)
         self._make_text = make_text
         self._prepare = prepare
+        self._replay = replay
         self._clock = clock
         self._host = host
         self._storage = storage
         self._live: dict[RequestId, LiveRequest] = {}
-        self._ended: list[Delta] = []
+        self._ready: list[Delta] = []  # deltas that no step gives
         self._generated = 0
         self._rates = Rates()
         self._spent = _Spent()
@@ -117,7 +124,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """True while a step would do something or a delta waits to be taken."""
-        return bool(self._live or self._ended or self.kernel.has_work)
+        return bool(self._live or self._ready or self.kernel.has_work)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -134,18 +141,33 @@ class EngineLoop:
         if message.id in self._live:
             raise InputError(f"request id {message.id!r} is in use", param="id")
         max_tokens = output_limit(message, self.info)
+        if message.outputs and params.prompt_logprobs is not None:  # they were computed with the outputs
+            params = replace(params, prompt_logprobs=None)
         self._executor.start(message.id, message.prompt, params)
         now = self._clock()
         try:
             live = LiveRequest(message, self._make_text(params), now)
-            request = self._request(message, max_tokens)
-            arrived = now if message.arrived is None else min(message.arrived, now)
-            self._watch.tell("submitted", request, arrived, now)
-            self._submit(request, arrived, now)
+            given = self._given(live, max_tokens)
+            if given and given[-1].finish is not None:
+                self._executor.finish(message.id)
+            else:
+                request = self._request(message, max_tokens)
+                arrived = now if message.arrived is None else min(message.arrived, now)
+                self._watch.tell("submitted", request, arrived, now)
+                self._submit(request, arrived, now)
+                self._live[message.id] = live
         except Exception:
             self._executor.finish(message.id)
             raise
-        self._live[message.id] = live
+        self._ready += given
+
+    def _given(self, live: LiveRequest, max_tokens: int) -> list[Delta]:
+        """The deltas of the outputs that came with a request. The last one has `finish` if the request ends
+        with it."""
+        message = live.message
+        if not message.outputs:
+            return []
+        return live.replay(self._eos, max_tokens, ended=self._replay(message.id, message.outputs))
 
     def _submit(self, request: Request, arrived: float, now: float) -> None:
         if self._goodput is None:
@@ -158,11 +180,11 @@ class EngineLoop:
             raise
 
     def _request(self, message: Generate, max_tokens: int) -> Request:
-        wants_prompt_logits = message.params.prompt_logprobs is not None
+        wants_prompt_logits = message.params.prompt_logprobs is not None and not message.outputs
         return Request(
             id=message.id,
-            tokens=tk.encode(message.prompt),
-            max_tokens=max_tokens,
+            tokens=tk.encode(message.prompt + message.outputs),
+            max_tokens=max_tokens - len(message.outputs),
             namespace=Namespace(model=self._fingerprint, salt=message.salt),
             priority=message.priority,
             reuse_limit=0 if wants_prompt_logits else None,
@@ -181,7 +203,7 @@ class EngineLoop:
         progress = self.kernel.abort(request_id, now)
         if progress is not None:
             self._watch.tell("ended", progress, now)
-            self._ended.append(self._close(progress, Finish.ABORT, error))
+            self._ready.append(self._close(progress, Finish.ABORT, error))
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -190,7 +212,7 @@ class EngineLoop:
         now = self._clock()
         for live in [q for q in self._live.values() if q.deadline is not None and now >= q.deadline]:
             self._abort(live.message.id, f"the deadline of {live.message.deadline} s has passed")
-        deltas, self._ended = self._ended, []
+        deltas, self._ready = self._ready, []
         plan = self._plan()
         if plan.empty:
             if self._storage is not None:

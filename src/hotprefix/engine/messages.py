@@ -36,6 +36,9 @@ class Generate(NamedTuple):
     session, hold_s: if the request ends well, its pages stay protected for `hold_s` seconds, or until the
     session's next request takes them over. `EngineConfig.session_tokens` bounds all such pages together.
     arrived: when the client's request reached the server, by `time.monotonic`; None = now.
+    outputs: tokens of the answer that were sampled before, for example by another engine. The answer goes on
+    behind them as if this engine had sampled them. Before anything new there comes one delta for each, with
+    the text that belongs to it. Log-probabilities are not computed again: those deltas have placeholders.
     """
 
     id: RequestId
@@ -47,10 +50,12 @@ class Generate(NamedTuple):
     session: str | None = None
     hold_s: float = 0.0
     arrived: float | None = None
+    outputs: tuple[int, ...] = ()
 
 
 class Usage(NamedTuple):
-    """Token counts of one request. cached: prompt tokens reused, by final source."""
+    """Token counts of one request. cached: prompt tokens reused, by final source; of a request with given
+    outputs, those are counted too."""
 
     prompt_tokens: int
     completion_tokens: int

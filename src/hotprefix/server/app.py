@@ -25,6 +25,7 @@ from hotprefix.server.guard import Guard
 from hotprefix.server.kv_routes import KVRoutes
 from hotprefix.server.live_page import LivePage
 from hotprefix.server.load_report import LoadRoute
+from hotprefix.server.resume import RESUME_PATH
 from hotprefix.server.service import Service
 from hotprefix.server.text import Text
 
@@ -61,6 +62,7 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.completion, methods=["POST"]),
+        Route(RESUME_PATH, service.resume, methods=["POST"]),
         Route("/v1/models", admin.models),
         Route("/v1/models/{name:path}", admin.model),
         Route("/tokenize", admin.tokenize, methods=["POST"]),

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotprefix.server.config import ServerConfig, key_digest
 from hotprefix.server.errors import ApiError, response_of
+from hotprefix.server.internal import closed, is_internal
 from hotprefix.server.sites import Sites
 
 OPEN_PATHS = frozenset({"/health", "/readyz", "/livez"})
@@ -33,7 +34,6 @@ PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
 ARRIVED = "hotprefix.arrived"
 REQUEST_ID = "hotprefix.request_id"
-INTERNAL_HEADER = "x-hotprefix-internal"
 INTERNAL_PATHS = frozenset({"/kv_snapshot"})  # for routers of this fleet only
 ROUTER_PATHS = frozenset({"/load", "/kv_event_sources"})  # they need no API key there
 
@@ -95,9 +95,9 @@ class Guard:
     def _enter(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Check the keys that the route needs, and note the API key's owner."""
         config, path = self._config, scope["path"]
-        router = path in INTERNAL_PATHS | ROUTER_PATHS and self._from_router(headers)
+        router = path in INTERNAL_PATHS | ROUTER_PATHS and is_internal(config, headers)
         if path in INTERNAL_PATHS and not router:
-            return _closed(config.internal_digest is not None)
+            return closed(config)
         if not config.key_digests or _open(scope):
             return None
         key = _bearer(headers)
@@ -107,12 +107,6 @@ class Guard:
         if config.isolate_keys and known and key is not None:
             scope[TENANT] = tenant(key)
         return None
-
-    def _from_router(self, headers: Headers) -> bool:
-        given, known = headers.get(INTERNAL_HEADER), self._config.internal_digest
-        if given is None or known is None:
-            return False
-        return hmac.compare_digest(key_digest(given.encode("latin-1")), known)
 
     def _known(self, key: bytes) -> bool:
         digest = key_digest(key)
@@ -166,14 +160,6 @@ def _bearer(headers: Headers) -> bytes | None:
 def _refusal(given: bool) -> ApiError:
     message = "incorrect API key" if given else "no API key given: send `Authorization: Bearer KEY`"
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-
-
-def _closed(has_key: bool) -> ApiError:
-    if has_key:
-        return ApiError(
-            401, f"the header {INTERNAL_HEADER} has no key, or a wrong one", code="invalid_internal_key"
-        )
-    return ApiError(404, "this route is closed: it needs --internal-key-file", code="closed")
 
 
 def tenant(key: bytes) -> str:
