@@ -74,8 +74,10 @@ def paced_loop(
 def said(prompt: Sequence[int], params: SamplingParams, count: int, known: Sequence[int] = ()) -> list[int]:
     """An answer, one position a step. known: the part of it that was said elsewhere."""
     tokens = [*prompt, *known]
-    answer = Answer(WORDS, tokens, params)
-    new, found = tokens, list(known)
+    answer = Answer(WORDS, prompt, params)
+    if known:
+        answer.replay(known)
+    new, found = tokens[-1:] if known else tokens, list(known)  # all of it but the last token may be cached
     while len(found) < count:
         start = len(tokens) - len(new)
         token = answer.after(Chunk("r", 0, start, tk.encode(new), 0, (), True, False))

@@ -122,11 +122,12 @@ class LoadRoute:
             return LoadReport(worker=worker)
         load, age_s = latest
         pages = Pages(free=load.free, evictable=load.evictable, owned=load.owned, protected=load.protected)
-        snapshot = self._service.config.internal_digest is not None
+        internal = self._service.config.internal_digest is not None
         return LoadReport(
             incarnation=load.incarnation, age_s=age_s, waiting=load.waiting,
             prefill_tokens=load.prefill_tokens, decodes=load.decodes, pages=pages, worker=worker,
-            kv_events=None if load.kv is None else KVEvents(**load.kv._asdict(), snapshot=snapshot),
+            kv_events=None if load.kv is None else KVEvents(**load.kv._asdict(), snapshot=internal),
+            resume=internal,
         )  # fmt: skip
 
 

@@ -69,6 +69,11 @@ class Answer:
         self._ends = params.max_tokens is None and not params.ignore_eos
         self._least = len(prompt) + params.min_tokens
 
+    def replay(self, outputs: Sequence[int]) -> None:
+        """Outputs that were sampled elsewhere follow the prompt."""
+        self._hash.update(tk.encode(outputs))
+        self._known, self._last = self._known + len(outputs), outputs[-1]
+
     def after(self, chunk: Chunk) -> int:
         """The token that follows a chunk. Raises ProtocolError if tokens between those that are known and the
         chunk's were never told."""

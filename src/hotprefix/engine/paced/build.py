@@ -60,5 +60,6 @@ def build_paced(
         host=host,
         observer=observer,
         slo=config.slo,
+        replay=executor.replay,
         pace=executor.pace.totals,
     )

@@ -91,6 +91,11 @@ class PacedExecutor:
         self._answers[request] = Answer(self._words, prompt, params)
         self._came[request] = self._clock()
 
+    def replay(self, request: RequestId, outputs: Sequence[int]) -> bool:
+        """Take up outputs that came with a request. No grammar is complete with them, for there is none."""
+        self._answers[request].replay(outputs)
+        return False
+
     def execute(self, plan: StepPlan) -> StepResult:
         restore_s = 0.0 if self._host is None else self._host.carry(plan)
         since = next(iter(self._came.values()), None)
