@@ -129,6 +129,19 @@ def test_a_ratio_to_what_may_be_nothing_has_no_upper_end() -> None:
     assert low == 0.0
 
 
+def test_sections_without_anything_in_the_baseline_do_not_hide_a_rise() -> None:
+    """In most sections the baseline served nothing in time, and the arm served 36 a second in all of them:
+    that is a rise, however little is known of its size."""
+    base = np.array([0.0, 0.0, 0.0, 0.9, 0.0, 0.2, 0.0, 0.0])
+    arm = np.array([36.0, 35.0, 37.0, 36.0, 36.5, 35.5, 36.0, 36.0])
+    low, high = ratio(paired(arm, base), 0.95, signed=False)
+    assert 1.0 < low < arm.mean() / base.mean()
+    assert high == math.inf
+    low, high = ratio(paired(base, arm), 0.95, signed=False)
+    assert low == 0.0
+    assert high < 0.1
+
+
 def test_difference_and_ratio_agree_on_whether_there_is_a_change() -> None:
     rng = np.random.default_rng(6)
     clear = 0

@@ -104,8 +104,8 @@ def _fieller(pair: Paired, confidence: float) -> Interval:
 def _sign_flips(top: Floats, bottom: Floats, confidence: float) -> Interval:
     """All r for which the sign-flip test keeps top - r * bottom = 0. By Hartigan (1969) flipping the signs of
     a set of sections outdoes what was seen if that set's own ratio lies beyond r. The interval is empty if
-    there are too few sections for that level. A set whose bottom is not above 0 says nothing, so it keeps
-    every r."""
+    there are too few sections for that level. A set whose bottom is 0 lies above every r if its top does. Any
+    other set whose bottom is not above 0 says nothing, so it keeps every r."""
     sets = _sets(len(top))
     rank = int((1 - confidence) / 2 * (len(sets) + 1) + _ROUNDING)
     if not rank:
@@ -114,6 +114,7 @@ def _sign_flips(top: Floats, bottom: Floats, confidence: float) -> Interval:
     tops, bottoms = (np.einsum("sn,n->s", sets, each) for each in (top, bottom))
     tells = bottoms > 0
     ratios = np.divide(tops, bottoms, out=np.full(len(sets), -np.inf), where=tells)
+    ratios[(bottoms == 0) & (tops > 0)] = np.inf
     low = np.partition(ratios, rank - 1)[rank - 1]
     ratios[~tells] = np.inf
     high = np.partition(ratios, len(sets) - rank)[len(sets) - rank]
