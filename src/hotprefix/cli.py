@@ -21,6 +21,7 @@ from hotprefix import __version__, compiled
 from hotprefix.commands import trace
 from hotprefix.commands.calibrate import calibrate
 from hotprefix.commands.compile import compile_
+from hotprefix.commands.fleet import fleet
 from hotprefix.commands.options import filled, takes
 from hotprefix.commands.replay import replay
 from hotprefix.commands.route import route
@@ -135,6 +136,7 @@ def inspect(
 
 
 app.command()(route)
+app.command()(fleet)
 app.command()(replay)
 app.command()(calibrate)
 app.command("compile")(compile_)
