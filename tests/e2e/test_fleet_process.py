@@ -45,13 +45,16 @@ class Running:
     def until_ready(self) -> str:
         return self.until_says(r"ready: \d of \d engines at (http://\S+)/v1").group(1)
 
+    def rest(self) -> str:
+        """What it said since."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def child(self, words: str) -> psutil.Process:
-        (found,) = [
-            p for p in self.family() if "localfleet.child" in (t := " ".join(p.cmdline())) and words in t
-        ]
+        (found,) = [p for p in self.family() if "fleet_child" in (t := " ".join(p.cmdline())) and words in t]
         return found
 
 
@@ -117,6 +120,7 @@ def test_what_is_killed_comes_back_and_one_signal_ends_all(tmp_path: Path) -> No
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(LIMIT_S) == 0
         gone(family)
+        assert "starts again" not in running.rest()
         assert not list(tmp_path.iterdir())
 
 

@@ -56,6 +56,7 @@ LAYERS = {
     },
     "__init__": {"compiled"},
     "__main__": {"cli"},
+    "fleet_child": {"__main__"},
 }  # fmt: skip
 BELOW = {"kernel", "errors", "definitions", "compiled", "userdir"}
 

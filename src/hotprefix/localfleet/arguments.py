@@ -45,7 +45,7 @@ def share(given: Mapping[str, Any], workers: int) -> dict[str, int]:
     found = {}
     if given.get("threads") is None:
         found["threads"] = max(1, cores() // workers)
-    usual = EngineConfig.__dataclass_fields__["kv_tokens"].default
+    usual = EngineConfig().kv_tokens
     if given.get("kv_tokens") in (None, usual):
         page = given.get("page_size") or 1
         found["kv_tokens"] = max(LEAST_KV_TOKENS, usual // workers) // page * page

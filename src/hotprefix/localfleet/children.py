@@ -147,7 +147,7 @@ class Children:
     async def _live(self, child: Child) -> int:
         """Run it to its end, and pass on what it says. Returns its exit status."""
         process = child.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "hotprefix.localfleet.child", str(self._folder), *child.command,
+            sys.executable, "-m", "hotprefix.fleet_child", str(self._folder), *child.command,
             stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         if child.stopping:

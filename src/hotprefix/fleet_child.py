@@ -1,4 +1,4 @@
-"""The main module of a child: `python -m hotprefix.localfleet.child FOLDER COMMAND...`. Owns: how a child
+"""The main module of a child: `python -m hotprefix.fleet_child FOLDER COMMAND...`. Owns: how a child
 notices that its parent is gone, also if that was killed.
 
 Rules:
