@@ -45,14 +45,14 @@ LAYERS = {
     "localfleet": {"errors", "options", "definitions", "engine", "router", "server"},
     "lab": {"__version__", "errors", "definitions", "kernel", "cost", "fleet", "engine", "records"},
     "report": {"errors", "lab", "records"},
-    "bench": {"__version__", "errors", "kernel", "engine", "report"},
+    "bench": {"__version__", "errors", "kernel", "engine", "server", "localfleet", "report"},
     "commands": {
         "errors", "options", "definitions", "compiled", "cost", "engine", "server", "router", "localfleet",
         "lab", "report",
     },
     "cli": {
-        "__version__", "errors", "compiled", "definitions", "kernel", "engine", "server", "report", "bench",
-        "commands",
+        "__version__", "errors", "compiled", "definitions", "kernel", "engine", "server", "localfleet",
+        "report", "bench", "commands",
     },
     "__init__": {"compiled"},
     "__main__": {"cli"},

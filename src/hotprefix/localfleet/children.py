@@ -60,6 +60,12 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if number is signal.SIGKILL else os.kill)(pid, number)
 
+    def kill(self) -> None:
+        """Kill it to see what happens; it is started again at once."""
+        self.ready.clear()
+        self.lives.forget()
+        self.signal(signal.SIGKILL)
+
     def stop(self) -> None:
         """Let it end what is under way, and then go."""
         self.stopping = True

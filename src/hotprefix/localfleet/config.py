@@ -39,7 +39,7 @@ class LocalFleetConfig:
     """How many engines, and what becomes of those that die. Raises ConfigError."""
 
     # fmt: off
-    engines: int = option(2, "Engines to start.", Group.WORKERS, "COUNT", ">= 1", flag="workers")
+    engines: int = option(2, "Engines of the fleet.", Group.WORKERS, "COUNT", ">= 1", flag="workers")
     restarts: int = option(
         5, "Deaths in a row, of an engine or the router, that are followed by a new one.", Group.FAILURES,
         "COUNT", ">= 0")

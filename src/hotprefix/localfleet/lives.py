@@ -29,6 +29,10 @@ class Lives:
         """A life begins."""
         self._began = now
 
+    def forget(self) -> None:
+        """The row begins anew: what ends this life is no fault of its own."""
+        self._row = 0
+
     def ended(self, now: float) -> float | None:
         """It has ended. Returns the pause before the next one; None = there is none."""
         if now - self._began >= LONG_S:
