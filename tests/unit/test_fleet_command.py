@@ -16,7 +16,7 @@ from hotprefix.commands.fleet import fleet
 from hotprefix.errors import EngineDead, InputError
 from hotprefix.localfleet import arguments
 from hotprefix.localfleet.arguments import Engine, Typed, share
-from hotprefix.localfleet.children import Children
+from hotprefix.localfleet.children import Child, Children
 from hotprefix.localfleet.config import LocalFleetConfig
 from hotprefix.localfleet.fleet import LocalFleet
 from hotprefix.localfleet.lives import LONG_S, Lives
@@ -172,10 +172,26 @@ async def test_a_fleet_without_engines_ends(monkeypatch: pytest.MonkeyPatch, tmp
         (folder,) = tmp_path.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
-        monkeypatch.setattr(fleet.typed, "engine", lambda engine: ["trace", "published"])
+        monkeypatch.setattr(fleet.typed, "engine", lambda engine, **other: ["trace", "published"])
         with pytest.raises(EngineDead, match="every engine died too often"):
             await _up_for_ever(fleet)
     assert not list(tmp_path.iterdir())
+
+
+async def test_the_last_engines_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with LocalFleet(LocalFleetConfig(3), {**USUAL, **PACED}, lambda line: None) as fleet:
+        started: list[tuple[str, Any]] = []
+
+        def start(name: str, command: list[str]) -> Child:
+            started.append((name, "--pace-factor=2.0" in command))
+            child = Child(name, command, Lives(0))
+            child.settled.set()
+            return child
+
+        monkeypatch.setattr(fleet.children, "start", start)
+        await fleet.start_engines({"pace_factor": 2.0})
+        assert started == [("worker-0", False), ("worker-1", False), ("worker-2", True)]
+        assert len({engine.port for engine in fleet.engines}) == 3
 
 
 async def _up_for_ever(fleet: LocalFleet) -> None:

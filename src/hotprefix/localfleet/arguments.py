@@ -68,9 +68,9 @@ class Typed:
         self._key = key
         self._locked = given.get("api_key_file") is not None
 
-    def engine(self, engine: Engine) -> list[str]:
-        """The command of one engine."""
-        given = dict(self._given)
+    def engine(self, engine: Engine, **other: Any) -> list[str]:
+        """The command of one engine. other: options that are not as they were given."""
+        given = {**self._given, **other}
         if given.get("events") is not None:
             path = Path(given["events"])
             given["events"] = path.with_name(f"{path.stem}-{engine.name}{path.suffix}")

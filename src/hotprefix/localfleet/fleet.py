@@ -70,11 +70,16 @@ class LocalFleet:
         """A port for a router. Raises ConfigError if it cannot be had."""
         return self._ports.take(at)
 
-    async def start_engines(self) -> None:
-        """Start them, and wait until each is ready or has died once. Raises what `going` raises."""
+    async def start_engines(self, *last: Mapping[str, Any]) -> None:
+        """Start them, and wait until each is ready or has died once. last: options of the last ones that are
+        not as they were given. Raises what `going` raises."""
         at = ServerConfig(host=LOOPBACK, port=0)
         self.engines = [Engine(f"worker-{n}", self._ports.take(at)) for n in range(self._config.engines)]
-        self.workers = [self.children.start(e.name, self.typed.engine(e)) for e in self.engines]
+        others = [{}] * (len(self.engines) - len(last)) + [*last]
+        self.workers = [
+            self.children.start(engine.name, self.typed.engine(engine, **other))
+            for engine, other in zip(self.engines, others, strict=True)
+        ]
         self._watching.append(asyncio.create_task(self._while_one_lives("every engine", self.workers)))
         await self.going(_all_settled(self.workers))
 
