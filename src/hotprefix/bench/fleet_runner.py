@@ -88,15 +88,22 @@ class Stand:
         return flushed
 
     async def whole(self) -> None:
-        """Wait until every router can use every worker. Raises BenchError."""
+        """Wait until every router can use every worker, in the life that it has now. Raises BenchError."""
 
         async def all_ready() -> bool:
+            if not all(worker.ready.is_set() for worker in self.fleet.workers):
+                return False
+            lives = {engine.name: await self._life(engine.url) for engine in self.fleet.engines}
             states = [await self.state(arm) for arm in self.routers]
-            return all(w["state"] == "ready" for state in states for w in state["workers"])
+            told = [worker for state in states for worker in state["workers"]]
+            return all(w["state"] == "ready" and w["incarnation"] == lives[w["name"]] for w in told)
 
-        await asyncio.gather(*(worker.ready.wait() for worker in self.fleet.workers))
-        await asyncio.sleep(2 * POLL_S)  # so that no router takes a worker for ready that has just died
         await _until(all_ready, "not all workers are ready")
+
+    async def _life(self, url: str) -> object:
+        """The number of the engine's present life."""
+        async with self.http.get(f"{url}/load") as answer:
+            return (await answer.json())["incarnation"]
 
     async def kill(self, arm: str) -> None:
         """Kill the worker with the most requests under way."""

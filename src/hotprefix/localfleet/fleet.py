@@ -75,10 +75,10 @@ class LocalFleet:
         not as they were given. Raises what `going` raises."""
         at = ServerConfig(host=LOOPBACK, port=0)
         self.engines = [Engine(f"worker-{n}", self._ports.take(at)) for n in range(self._config.engines)]
-        others = [{}] * (len(self.engines) - len(last)) + [*last]
+        others: list[Mapping[str, Any]] = [{} for _ in self.engines[len(last) :]]
         self.workers = [
             self.children.start(engine.name, self.typed.engine(engine, **other))
-            for engine, other in zip(self.engines, others, strict=True)
+            for engine, other in zip(self.engines, [*others, *last], strict=True)
         ]
         self._watching.append(asyncio.create_task(self._while_one_lives("every engine", self.workers)))
         await self.going(_all_settled(self.workers))
