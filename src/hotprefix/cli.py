@@ -21,6 +21,7 @@ from hotprefix import __version__, compiled
 from hotprefix.commands import trace
 from hotprefix.commands.calibrate import calibrate
 from hotprefix.commands.compile import compile_
+from hotprefix.commands.fleet import fleet
 from hotprefix.commands.options import filled, takes
 from hotprefix.commands.replay import replay
 from hotprefix.commands.route import route
@@ -28,6 +29,7 @@ from hotprefix.definitions import Slo
 from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError, HotprefixError, InputError
 from hotprefix.kernel.config import Refresh
+from hotprefix.localfleet.config import LocalFleetConfig
 from hotprefix.server.config import ServerConfig
 
 app = typer.Typer(
@@ -69,10 +71,10 @@ def serve(**given: Any) -> None:
 
 
 @app.command()
-@takes(EngineConfig, only=("model", "dtype", "device"))
+@takes(EngineConfig, LocalFleetConfig, only=("model", "dtype", "device", "paced", "engines"))
 def bench(
     workload: Annotated[
-        str, typer.Argument(help="overlap, fan-out, burst, follow, late-pair, churn, or all.")
+        str, typer.Argument(help="overlap, fan-out, burst, follow, late-pair, churn, or all; or fleet.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for summary.json and report.html.")],
     runs: Annotated[
@@ -83,12 +85,20 @@ def bench(
     every_arm: Annotated[bool, typer.Option(help="All publication x flight pairs everywhere.")] = False,
     **given: Any,
 ) -> None:
-    """Run live experiments: workloads by publication and flight policy.
+    """Run live experiments: workloads by publication and flight policy; `fleet`: by routing policy, on
+    engines and routers that are started for it.
 
     Writes OUT/report.html with tables and charts, and OUT/summary.json with the same figures.
 
     Example: hotprefix bench burst --runs 5 --out out/burst
+
+    Example: hotprefix bench fleet --workers 4 --paced llama-3.1-8b.1xh100.fp8 --out out/fleet
     """
+    if workload == "fleet":
+        _bench_fleet(runs, quick, out, given)
+        return
+    if given["paced"] is not None or given["workers"] != LocalFleetConfig().engines:
+        raise InputError("paced and workers are for `bench fleet`: leave them out", param="paced")
     _need_engine()
     from hotprefix.bench.rig import load_rig
     from hotprefix.bench.runner import Options, parse_names, run_bench
@@ -97,6 +107,16 @@ def bench(
     config = filled(EngineConfig, given)
     rig = load_rig(config.model, config.dtype, config.device, stderr)
     run_bench(rig, options, out, stderr)
+    stderr.print(f"report: {out / 'report.html'}")
+
+
+def _bench_fleet(runs: int | None, quick: bool, out: Path, given: dict[str, Any]) -> None:
+    _need_engine("torch" if given["paced"] is None else "aiohttp")
+    from hotprefix.bench.fleet_runner import FleetOptions, run_fleet_bench
+
+    filled(EngineConfig, given)
+    workers = filled(LocalFleetConfig, given).engines
+    run_fleet_bench(FleetOptions(given, workers, runs=runs, quick=quick), out, stderr)
     stderr.print(f"report: {out / 'report.html'}")
 
 
@@ -135,6 +155,7 @@ def inspect(
 
 
 app.command()(route)
+app.command()(fleet)
 app.command()(replay)
 app.command()(calibrate)
 app.command("compile")(compile_)

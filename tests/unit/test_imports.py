@@ -42,18 +42,21 @@ LAYERS = {
     "records": {"__version__", "errors", "definitions", "kernel", "engine"},
     "server": {"__version__", "errors", "options", "kernel", "cost", "engine", "records"},
     "router": {"__version__", "errors", "options", "cost", "fleet", "engine", "records", "server"},
+    "localfleet": {"errors", "options", "definitions", "engine", "router", "server"},
     "lab": {"__version__", "errors", "definitions", "kernel", "cost", "fleet", "engine", "records"},
     "report": {"errors", "lab", "records"},
-    "bench": {"__version__", "errors", "kernel", "engine", "report"},
+    "bench": {"__version__", "errors", "kernel", "engine", "server", "localfleet", "report"},
     "commands": {
-        "errors", "options", "definitions", "compiled", "cost", "engine", "server", "router", "lab", "report",
+        "errors", "options", "definitions", "compiled", "cost", "engine", "server", "router", "localfleet",
+        "lab", "report",
     },
     "cli": {
-        "__version__", "errors", "compiled", "definitions", "kernel", "engine", "server", "report", "bench",
-        "commands",
+        "__version__", "errors", "compiled", "definitions", "kernel", "engine", "server", "localfleet",
+        "report", "bench", "commands",
     },
     "__init__": {"compiled"},
     "__main__": {"cli"},
+    "fleet_child": {"__main__"},
 }  # fmt: skip
 BELOW = {"kernel", "errors", "definitions", "compiled", "userdir"}
 

@@ -18,21 +18,35 @@ from hotprefix.server.config import ServerConfig
 from hotprefix.server.protocol import bounded_http
 
 
-def listen(config: ServerConfig) -> socket.socket:
-    """The socket. Raises ConfigError if the address cannot be had."""
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket with the address, which does not listen yet. Raises ConfigError if it cannot be had."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))
-        listener.listen(2048)
     except (OSError, OverflowError) as error:
         listener.close()
-        raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {error}; give another --host or --port",
-            param="port",
-        ) from error
+        raise _not_there(config, error) from error
     return listener
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The socket. Raises ConfigError if the address cannot be had."""
+    listener = bind(config)
+    try:
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise _not_there(config, error) from error
+    return listener
+
+
+def _not_there(config: ServerConfig, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {config.host} port {config.port}: {error}; give another --host or --port",
+        param="port",
+    )
 
 
 def url_of(listener: socket.socket) -> str:
