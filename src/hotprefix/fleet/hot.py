@@ -25,7 +25,8 @@ class HotPrefix(NamedTuple):
 
     key: of its last page, so it names everything up to there.
     parent: which of the list's earlier ones it goes on from; -1 = none.
-    start, stop: its pages. requests: prompts that have it.
+    start, stop: its pages.
+    requests: choices for prompts that have it; a request that went to a second worker counts twice.
     holders: each worker that has all of it, and where: l1, l2 or l3 as it told, `PRESUMED` if it computed it
     and tells nothing (or not yet), `COMPUTING` if it is about to.
     """

@@ -24,6 +24,7 @@ from hotprefix.router.admin import Admin
 from hotprefix.router.config import RouterConfig
 from hotprefix.router.everybody import Everybody
 from hotprefix.router.forward import Forward
+from hotprefix.router.live_page import LivePage
 from hotprefix.router.matching_text import TextMatcher
 from hotprefix.router.metrics import RouterMetrics
 from hotprefix.router.pools import Pools
@@ -67,7 +68,7 @@ class Router:
         self._list = WorkerList(config.workers, config.worker_file, say)
         matcher = matcher or TextMatcher(self.pools.page_size)
         self.forward = Forward(config, server, self.pools, matcher, self.gate, self.metrics.error, clock)
-        self._handlers = _table(Admin(self), Everybody(self, server))
+        self._handlers = _table(Admin(self), Everybody(self, server), LivePage(self))
         self.app = Guard(self._serve, _with_admins(server, config), self.metrics.error)
         self._following: asyncio.Task[None] | None = None
 
@@ -122,9 +123,11 @@ class Router:
         return response_of(answer)
 
 
-def _table(admin: Admin, everybody: Everybody) -> dict[str, dict[str, Handler]]:
+def _table(admin: Admin, everybody: Everybody, live: LivePage) -> dict[str, dict[str, Handler]]:
     """Handlers by path and method. A path that ends with a slash stands for all below it."""
     return {
+        "/": {"GET": live.page},
+        "/live.json": {"GET": live.data},
         "/health": {"GET": admin.health},
         "/readyz": {"GET": admin.health},
         "/livez": {"GET": admin.alive},
