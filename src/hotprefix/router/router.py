@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -30,6 +31,7 @@ from hotprefix.router.metrics import RouterMetrics
 from hotprefix.router.pools import Pools
 from hotprefix.router.prompt import Matcher
 from hotprefix.router.roster import OpenFeed, Roster
+from hotprefix.router.route_log import RouteLog, open_log
 from hotprefix.router.state import state
 from hotprefix.router.ticket import Limits
 from hotprefix.router.upstream import Client
@@ -51,7 +53,7 @@ GENERATES = frozenset(
 class Router:
     """See the module's rules. Made inside the event loop; `begin` before it serves, `close` at its end.
 
-    app: the ASGI application.
+    app: the ASGI application. log: the event log; None = there is none.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Router:
         open_feed: OpenFeed | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.config, self.clock, self.began = config, clock, clock()
+        self.log = open_log(config, self.began)
         self.gate = Gate()
         self.metrics = RouterMetrics(lambda: state(self))
         self._client = Client(config.connect_timeout_s, config.silence_s)
         limits = Limits(config.hold_s, config.max_held, config.refuse_above_s)
-        self.pools = Pools(config.fleet, limits, config.page_size, clock)
+        log = None if self.log is None else partial(RouteLog, self.log)
+        self.pools = Pools(config.fleet, limits, config.page_size, clock, log)
         self.roster = Roster(config, self._client, self.pools, say, open_feed, clock)
         self._list = WorkerList(config.workers, config.worker_file, say)
         matcher = matcher or TextMatcher(self.pools.page_size)
@@ -83,6 +87,8 @@ class Router:
             self._following.cancel()
         await self.roster.close()
         await self._client.close()
+        if self.log is not None:
+            self.log.close()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
