@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from hotprefix.cli import app
 from hotprefix.errors import ConfigError, InputError
-from hotprefix.fleet.records import Copying, Decision, Found, Load, Parts, RunnerUp, Stage
+from hotprefix.fleet.records import Copying, Decision, Found, Load, Parts, RunnerUp, Seen, Stage
 from hotprefix.lab.trace.eventlog import read_beginning
 from hotprefix.records.event_log import EventLog
 from hotprefix.records.read_log import ReadReport, read_log
@@ -20,6 +21,7 @@ from hotprefix.records.route_schema import Route, RouteEnd, RouteRefused, Router
 from hotprefix.records.schema import Dropped, Record, values
 from hotprefix.report.inspect import inspect_log
 from hotprefix.router import route_log
+from hotprefix.router.prompt import Prompt
 from hotprefix.router.route_log import RouteLog
 from hotprefix.router.ticket import Outcome, Ticket
 from tests.support.routing import FakeWorker, fleet, refuses, report, says
@@ -71,6 +73,7 @@ async def test_the_log_holds_what_the_router_shows(tmp_path: Path, suffix: str) 
         assert (route.copying, route.copied_tokens) == (shown["copying"], shown["copied"])
         assert (route.prompt_tokens, route.model) == (shown["prompt"], "m")
         assert end.total_s >= 0
+        assert 0 <= route.held_s < 60
     whole = [e for e in ends if e.delivered_tokens is not None]
     assert [e.delivered_tokens for e in whole] == [5, 5]
     assert all(e.actual_first_s is None for e in whole), "a whole answer does not tell its first token"
@@ -99,9 +102,23 @@ async def test_refusals_and_clients_that_leave_are_told(tmp_path: Path) -> None:
     records = read(path)
     (refused,) = of(RouteRefused, records)
     assert (refused.reason, refused.model) == ("overload", "m")
-    assert refused.held_s >= 0.05
+    assert 0.05 <= refused.held_s < 60
     (end,) = of(RouteEnd, records)
     assert (end.ending, end.actual_first_s) == ("cancelled", None)
+
+
+async def test_what_came_of_one_choice_is_not_told_of_the_next() -> None:
+    async with fleet(FakeWorker("w0", says("a"), load=report())) as before:
+        desk = before.pool.desk
+        ticket = desk.ticket(Prompt(), "tenant")
+        for seen in (Seen(cached=1), None):
+            await desk.place(ticket)
+            if seen is not None:
+                desk.first_token(ticket, seen)
+            desk.close(ticket, Stage.FAILED)
+        first, second = desk.recent
+    assert (first.seen, second.seen, second.first_s) == (Seen(cached=1), None, None)
+    assert first.first_s is not None
 
 
 def decision(**more: Any) -> Decision:
@@ -192,6 +209,19 @@ def test_inspect_counts_a_router_s_log(tmp_path: Path) -> None:
     assert "7 records were dropped" in page
     ran = CliRunner().invoke(app, ["inspect", str(path), "--json"])
     assert json.loads(ran.stdout)["log"] == "router"
+
+
+def test_a_router_that_began_again_has_lost_what_was_open(tmp_path: Path) -> None:
+    kept = Kept()
+    log = RouteLog(kept, "m")  # type: ignore[arg-type]
+    log.decided(Ticket(None, "", 0, since=9.5, attempt=1), decision())  # type: ignore[arg-type]
+    end = RouteEnd(
+        t=3.0, request="r1", attempt=1, worker="a", ending="ended", actual_first_s=1.0, total_s=2.0
+    )
+    again = dataclasses.replace(HEADER, run="b", t=1.0)
+    found = inspect_log(written(tmp_path / "routes.jsonl", *kept.items, again, end), None)
+    assert (found["totals"]["runs"], found["endings"]) == (2, {"open": 1, "ended": 1})
+    assert (found["error_s"]["count"], found["span_s"]) == (0, 7.0)
 
 
 def test_what_needs_an_engine_s_log_says_so(tmp_path: Path) -> None:
