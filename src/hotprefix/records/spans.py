@@ -38,7 +38,29 @@ Attributes = dict[str, Any]
 
 def open_spans(url: str) -> Spans:
     """Spans that go to an OTLP/HTTP collector; nothing is sent yet. Raises ConfigError (the URL)."""
-    return Spans(OTLPSpanExporter(endpoint=endpoint(url)))
+    return Spans(otlp(url))
+
+
+def otlp(url: str) -> SpanExporter:
+    """What sends spans to an OTLP/HTTP collector. Raises ConfigError (the URL)."""
+    return OTLPSpanExporter(endpoint=endpoint(url))
+
+
+def provider(exporter: SpanExporter, service: str) -> TracerProvider:
+    """Makes spans, and hands them to `exporter` on a thread of the SDK's. service: their maker's name."""
+    made = TracerProvider(
+        resource=Resource.create({"service.name": service, "service.version": __version__}),
+        shutdown_on_exit=False,
+    )
+    made.add_span_processor(BatchSpanProcessor(exporter))
+    return made
+
+
+def shut_down(provider: TracerProvider, timeout_s: float = CLOSE_S) -> None:
+    """Send what is queued. Waits for that at most `timeout_s`."""
+    closing = threading.Thread(target=provider.shutdown, name="hotprefix-spans", daemon=True)
+    closing.start()
+    closing.join(timeout_s)
 
 
 def endpoint(url: str) -> str:
@@ -90,9 +112,7 @@ class Spans:
     """Makes spans from kernel events. The SDK hands them to `exporter` on a thread of its own."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        resource = Resource.create({"service.name": "hotprefix", "service.version": __version__})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider = provider(exporter, "hotprefix")
         self._tracer = self._provider.get_tracer("hotprefix", __version__)
         self._live: dict[str, _Life] = {}
         self._arrived: dict[str, float] = {}
@@ -140,9 +160,7 @@ class Spans:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what is queued. Waits for that at most `timeout_s`. Requests that have not ended have no
         span."""
-        closing = threading.Thread(target=self._provider.shutdown, name="hotprefix-spans", daemon=True)
-        closing.start()
-        closing.join(timeout_s)
+        shut_down(self._provider, timeout_s)
 
     # -- events -----------------------------------------------------------------------------------
 

@@ -74,6 +74,9 @@ class RouterConfig:
     event_log: str | None = option(
         None, "Where to write the event log: FILE.jsonl or FILE.parquet.", Group.OBSERVABILITY, "FILE",
         unset="no log")
+    otel: str | None = option(
+        None, "Send a span for each request to this OTLP/HTTP collector.", Group.OBSERVABILITY, "URL",
+        unset="none")
 
     connect_timeout_s: float = option(
         2.0, "How long a connection to a worker may take.", FAILURES, "SECONDS", "> 0")

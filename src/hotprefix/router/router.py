@@ -14,13 +14,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hotprefix.errors import HotprefixError
+from hotprefix.records.open_recorder import needs_otel
 from hotprefix.router.admin import Admin
 from hotprefix.router.config import RouterConfig
 from hotprefix.router.everybody import Everybody
@@ -40,6 +41,9 @@ from hotprefix.router.worker_list import WorkerList
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError, from_error, response_of
 from hotprefix.server.guard import Gate, Guard
+
+if TYPE_CHECKING:
+    from hotprefix.router.route_spans import RouteSpans
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,7 @@ class Router:
         open_feed: OpenFeed | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.config, self.clock, self.began = config, clock, clock()
+        self._spans = None if config.otel is None else _spans(config.otel)
         self.log = open_log(config, self.began)
         self.gate = Gate()
         self.metrics = RouterMetrics(lambda: state(self))
@@ -71,7 +76,9 @@ class Router:
         self.roster = Roster(config, self._client, self.pools, say, open_feed, clock)
         self._list = WorkerList(config.workers, config.worker_file, say)
         matcher = matcher or TextMatcher(self.pools.page_size)
-        self.forward = Forward(config, server, self.pools, matcher, self.gate, self.metrics.error, clock)
+        self.forward = Forward(
+            config, server, self.pools, matcher, self.gate, self.metrics.error, clock, self._spans
+        )
         self._handlers = _table(Admin(self), Everybody(self, server), LivePage(self))
         self.app = Guard(self._serve, _with_admins(server, config), self.metrics.error)
         self._following: asyncio.Task[None] | None = None
@@ -89,6 +96,8 @@ class Router:
         await self._client.close()
         if self.log is not None:
             self.log.close()
+        if self._spans is not None:
+            self._spans.close()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -127,6 +136,12 @@ class Router:
         answer = from_error(error)
         self.metrics.error(answer.status)
         return response_of(answer)
+
+
+def _spans(url: str) -> RouteSpans:
+    with needs_otel(url):
+        from hotprefix.router.route_spans import open_route_spans
+    return open_route_spans(url)
 
 
 def _table(admin: Admin, everybody: Everybody, live: LivePage) -> dict[str, dict[str, Handler]]:
