@@ -291,3 +291,11 @@ async def test_a_request_has_arrived_before_anything_was_done_for_it() -> None:
     arrived = [request.arrived for request in engine.seen]
     assert all(at is not None and before <= at <= time.monotonic() for at in arrived)
     assert arrived[0] == arrived[1]
+
+
+async def test_the_client_s_trace_goes_to_the_engine() -> None:
+    engine, trace = FakeEngine(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await post(engine, TEXT, {"prompt": "hi", "n": 2}, traceparent=trace)
+    await post(engine, CHAT, {"messages": [{"role": "user", "content": "hi"}]}, traceparent=trace)
+    await post(engine, TEXT, {"prompt": "hi"})
+    assert [request.trace for request in engine.seen] == [trace] * 3 + [None]

@@ -140,7 +140,7 @@ class EngineLoop:
             live = LiveRequest(message, self._make_text(params), now)
             request = self._request(message, max_tokens)
             arrived = now if message.arrived is None else min(message.arrived, now)
-            self._watch.tell("submitted", request, arrived, now)
+            self._watch.tell("submitted", request, arrived, now, message.trace)
             self._submit(request, arrived, now)
         except Exception:
             self._executor.finish(message.id)

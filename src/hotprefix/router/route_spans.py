@@ -18,15 +18,13 @@ from multidict import CIMultiDict
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from hotprefix.fleet.records import Stage
-from hotprefix.records.spans import otlp, provider, shut_down
+from hotprefix.records.spans import PROPAGATOR, otlp, parent_in, provider, shut_down
 from hotprefix.router.ticket import Ticket
 
 NAME = "hotprefix.route"
 CONTEXT = ("traceparent", "tracestate")
-_propagator = TraceContextTextMapPropagator()
 
 
 class RouteSpan:
@@ -47,7 +45,7 @@ class RouteSpan:
         self._span.set_attributes(predicted)
         for name in CONTEXT:
             headers.popall(name, None)
-        _propagator.inject(headers, set_span_in_context(self._span, Context()))
+        PROPAGATOR.inject(headers, set_span_in_context(self._span, Context()))
 
     def ended(self, ticket: Ticket, model: str, stage: Stage, status: int | None) -> None:
         """The request has ended. status: of a worker's answer that was passed on; None = there was none, or
@@ -75,7 +73,7 @@ class RouteSpans:
     def begin(self, headers: Mapping[str, str], arrived: float) -> RouteSpan:
         """A request has come. headers: the client's. arrived: when, by `time.monotonic`."""
         start = time.time_ns() - max(0, round((time.monotonic() - arrived) * 1e9))
-        parent = _propagator.extract(headers, Context())
+        parent = parent_in(headers)
         return RouteSpan(self._tracer.start_span(NAME, parent, kind=SpanKind.SERVER, start_time=start))
 
     def close(self) -> None:

@@ -119,7 +119,14 @@ class Service:
         params.check_vocab(info.vocab_size)
         id_ = f"cmpl-{uuid.uuid4().hex}"
         requests = requests_for(
-            prompts, body.n, params, body, id_, _salt(request, body), request.scope[ARRIVED]
+            prompts,
+            body.n,
+            params,
+            body,
+            id_,
+            _salt(request, body),
+            request.scope[ARRIVED],
+            request.headers.get("traceparent"),
         )
         choices = [
             completions.CompletionChoice(
@@ -154,7 +161,14 @@ class Service:
         params.check_vocab(info.vocab_size)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
         requests = requests_for(
-            [prompt], body.n, params, body, id_, _salt(request, body), request.scope[ARRIVED]
+            [prompt],
+            body.n,
+            params,
+            body,
+            id_,
+            _salt(request, body),
+            request.scope[ARRIVED],
+            request.headers.get("traceparent"),
         )
         choices: Sequence[Choice] = [chat.ChatChoice(number, body, text, prompt) for number in range(body.n)]
         answer = Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n)
