@@ -60,11 +60,13 @@ async def test_it_stands_between_the_client_s_span_and_the_worker_s(monkeypatch:
 async def test_a_request_without_a_parent_begins_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = FakeWorker("w0", says("a"))
     async with traced(monkeypatch, worker) as (before, spans):
-        for given in ({}, {"traceparent": "garbage"}, {"traceparent": f"00-{'0' * 32}-{PARENT}-01"}):
+        zero = f"00-{'0' * 32}-{PARENT}-01"
+        for given in ({}, {"traceparent": "garbage", "tracestate": "a=1"}, {"traceparent": zero}):
             await before.http.post("/v1/completions", json=BODY, headers=given)
     assert [span.parent for span in spans] == [None, None, None]
     assert len({span.context.trace_id for span in spans}) == 3
     for span, asked in zip(spans, worker.asked, strict=True):
+        assert "tracestate" not in asked.headers, "it belongs to the parent that could not be read"
         assert asked.headers["traceparent"].split("-")[1:3] == [
             f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}"
         ]  # fmt: skip
