@@ -28,10 +28,12 @@ def ask(made: Fleet, id: str, keys: Keys, now: float) -> str:
 def test_prompts_are_counted_by_the_stretches_that_they_share() -> None:
     made, system = fleet(), prompt("sys", 4)
     one, two = system + prompt("one", 2), system + prompt("two", 3)
-    for number, keys in enumerate([one, two, one, system, prompt("lone", 5), ()]):
+    fork = prompt("fork", 3)
+    forked = [fork + prompt("left", 2), fork + prompt("rigt", 2)]
+    for number, keys in enumerate([one, two, one, system, prompt("lone", 5), (), *forked]):
         ask(made, str(number), keys, float(number))
     found = [each[:5] for each in made.hottest()]
-    assert found == [(system[-1], -1, 0, 4, 4), (one[-1], 0, 4, 6, 2)]
+    assert found == [(system[-1], -1, 0, 4, 4), (fork[-1], -1, 0, 3, 2), (one[-1], 0, 4, 6, 2)]
     assert [each.key for each in made.hottest(1)] == [system[-1]]
 
 

@@ -51,13 +51,22 @@ def hottest(
         negative, start, _, group, parent = heapq.heappop(ranked)
         if -negative < at_least:
             break
-        stop = min(shared(group[0], other, start + 1) for other in group)
-        prefix = group[0][:stop]
+        prefix = _common(group, start + 1)
+        stop = len(prefix)
         holders = _holders(prefix, index, flights, members)
         found.append(HotPrefix(prefix[-1], parent, start, stop, len(group), holders))
         for key, part in _parted(group, stop):
             heapq.heappush(ranked, (-len(part), stop, key, part, len(found) - 1))
     return found
+
+
+def _common(prompts: list[Keys], low: int) -> Keys:
+    """The pages that all of them begin with; `low` are known to be."""
+    first, stop = prompts[0], len(prompts[0])
+    for keys in prompts:
+        if len(keys) < stop or keys[stop - 1] != first[stop - 1]:
+            stop = shared(first, keys, low)
+    return first[:stop]
 
 
 def _parted(prompts: Iterable[Keys], at: int) -> Iterable[tuple[int, list[Keys]]]:
