@@ -1,4 +1,4 @@
-"""The live server of the end-to-end tests. Owns: one `hotprefix serve` on the default model per session.
+"""What end-to-end tests share. Owns: one `hotprefix serve` on the default model per session, and a browser.
 
 Rules: fp32, and chunks of 128 tokens so that ordinary prompts take several steps; one thread, because two
 that wait for each other crawl on a busy machine; started on first use.
@@ -13,6 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.support.browser import browser as browser
 from tests.support.serving import Server
 
 CHUNK = 128

@@ -345,3 +345,11 @@ async def test_ids_of_tokens_whose_text_is_held_come_with_the_next_event() -> No
 async def test_each_prompts_ids_are_its_own() -> None:
     whole = await post(FakeEngine(), TEXT, {"prompt": ["a", [1, 2]], "n": 2, "return_token_ids": True})
     assert [c["prompt_token_ids"] for c in whole["choices"]] == [[97], [97], [1, 2], [1, 2]]
+
+
+async def test_the_client_s_trace_goes_to_the_engine() -> None:
+    engine, trace = FakeEngine(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await post(engine, TEXT, {"prompt": "hi", "n": 2}, traceparent=trace)
+    await post(engine, CHAT, {"messages": [{"role": "user", "content": "hi"}]}, traceparent=trace)
+    await post(engine, TEXT, {"prompt": "hi"})
+    assert [request.trace for request in engine.seen] == [trace] * 3 + [None]

@@ -153,7 +153,7 @@ class EngineLoop:
             else:
                 request = self._request(message, max_tokens)
                 arrived = now if message.arrived is None else min(message.arrived, now)
-                self._watch.tell("submitted", request, arrived, now)
+                self._watch.tell("submitted", request, arrived, now, message.trace)
                 self._submit(request, arrived, now)
                 self._live[message.id] = live
         except Exception:

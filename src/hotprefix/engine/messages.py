@@ -35,6 +35,7 @@ class Generate(NamedTuple):
     deadline: seconds from now after which the request is aborted; None = never.
     session, hold_s: if the request ends well, its pages stay protected for `hold_s` seconds, or until the
     session's next request takes them over. `EngineConfig.session_tokens` bounds all such pages together.
+    trace: the client's `traceparent` header, for spans.
     arrived: when the client's request reached the server, by `time.monotonic`; None = now.
     outputs: tokens of the answer that were sampled before, for example by another engine. The answer goes on
     behind them as if this engine had sampled them. Before anything new there comes one delta for each, with
@@ -49,6 +50,7 @@ class Generate(NamedTuple):
     deadline: float | None = None
     session: str | None = None
     hold_s: float = 0.0
+    trace: str | None = None
     arrived: float | None = None
     outputs: tuple[int, ...] = ()
 

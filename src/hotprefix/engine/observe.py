@@ -40,9 +40,9 @@ class Observer(Protocol):
         """The kernel's sink."""
         ...
 
-    def submitted(self, request: Request, arrived: float, now: float) -> None:
+    def submitted(self, request: Request, arrived: float, now: float, trace: str | None) -> None:
         """The kernel is about to be given a request, which it takes or refuses. arrived: when the request
-        reached the server."""
+        reached the server. trace: the client's `traceparent` header."""
         ...
 
     def ended(self, progress: Progress, now: float) -> None:

@@ -19,6 +19,7 @@ from hotprefix.fleet.bookings import Booking, Bookings, Work
 from hotprefix.fleet.config import FleetConfig
 from hotprefix.fleet.correction import Errors
 from hotprefix.fleet.event_order import Todo
+from hotprefix.fleet.hot import HotPrefix, hottest
 from hotprefix.fleet.index import PageIndex
 from hotprefix.fleet.inflight import PagesInFlight
 from hotprefix.fleet.load import components
@@ -239,6 +240,10 @@ class Workers:
     def members(self) -> Mapping[str, Member]:
         """The workers, to be read only."""
         return self._members.all
+
+    def hottest(self, most: int = 12) -> list[HotPrefix]:
+        """The prefixes that the last requests asked for most, and who has them."""
+        return hottest(self._index, self._flights, self._members, most)
 
     def outstanding(self, worker: str) -> int:
         """Prompt tokens that were given to the worker and are still to be computed, as far as is known."""

@@ -122,10 +122,10 @@ class Recorder:
         if isinstance(event, Rejected):
             self._asked.pop(event.request, None)
 
-    def submitted(self, request: Request, arrived: float, now: float) -> None:
+    def submitted(self, request: Request, arrived: float, now: float, trace: str | None = None) -> None:
         self._heat.add(self._prints.pages(request.namespace, request.key, MAX_PAGES), now)
         if self._spans is not None:
-            self._spans.arrived(request.id, arrived)
+            self._spans.arrived(request.id, arrived, trace)
         if self._log is not None:
             asked = self._asked[request.id] = _Asked(request)
             self._log.put(lambda: self._info(asked, arrived, now))

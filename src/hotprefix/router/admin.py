@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from hotprefix import __version__
 from hotprefix.errors import ConfigError
-from hotprefix.router.state import state
+from hotprefix.router.state import state, trouble
 from hotprefix.router.worker_spec import parse
 from hotprefix.server.config import key_digest
 from hotprefix.server.errors import ApiError
@@ -38,14 +38,11 @@ class Admin:
 
     async def health(self, request: Request) -> Response:
         """200 or 503, with the reason."""
-        router = self._router
-        if router.gate.draining:
-            return _unhealthy("draining: the router is shutting down")
-        now = router.clock()
-        if any(pool.able(now) for pool in router.pools.all.values()):
+        why = trouble(self._router)
+        if why is None:
             return JSONResponse({"status": "ok"})
-        told = [f"{w.name} is {w.state}" for w in router.roster.workers.values()]
-        return _unhealthy(f"no worker can take requests: {', '.join(told[:8]) or 'there is none'}")
+        body = ApiError(503, why, code="unhealthy").body()
+        return JSONResponse({"status": "unavailable", **body}, status_code=503)
 
     async def alive(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -129,8 +126,3 @@ async def _object(request: Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_type")
     return value
-
-
-def _unhealthy(reason: str) -> Response:
-    body = ApiError(503, reason, code="unhealthy").body()
-    return JSONResponse({"status": "unavailable", **body}, status_code=503)

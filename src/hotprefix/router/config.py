@@ -71,6 +71,13 @@ class RouterConfig:
         None, "Tokens of a page.", ROUTING, "TOKENS", ">= 1", unset="that of the first engine that tells it")
     poll_s: float = option(0.5, "How often each worker is asked for its load.", ROUTING, "SECONDS", "> 0")
 
+    event_log: str | None = option(
+        None, "Where to write the event log: FILE.jsonl or FILE.parquet.", Group.OBSERVABILITY, "FILE",
+        unset="no log")
+    otel: str | None = option(
+        None, "Send a span for each request to this OTLP/HTTP collector.", Group.OBSERVABILITY, "URL",
+        unset="none")
+
     connect_timeout_s: float = option(
         2.0, "How long a connection to a worker may take.", FAILURES, "SECONDS", "> 0")
     silence_s: float = option(

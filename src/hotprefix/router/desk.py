@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from typing import Protocol
 
 from hotprefix.fleet.config import FleetConfig
 from hotprefix.fleet.fleet import Fleet
@@ -33,28 +34,36 @@ LOOK_AGAIN_S = 0.25
 _numbers = count(1)
 
 
+class Log(Protocol):
+    """Writes down what a desk does (route_log.py)."""
+
+    def decided(self, ticket: Ticket, found: Decision) -> None: ...
+    def ended(self, ticket: Ticket, outcome: Outcome, now: float) -> None: ...
+    def refused(self, ticket: Ticket, reason: str, now: float) -> None: ...
+
+
 class Desk:
     """See the module's rules.
 
     troubled: the workers that must not be chosen now. chosen: told of each choice; returns whether the
-    request is the one that tries a worker which has failed. released: such a request is over.
+    request is the one that tries a worker which has failed. released: such a request is over. log: is told of
+    every choice, what came of it, and refusals.
     fleet: read by those who show it.
     """
 
     def __init__(
         self, config: FleetConfig, limits: Limits, draw: Draw, troubled: Callable[[float], frozenset[str]],
         chosen: Callable[[str, float], bool], released: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, log: Log | None = None,
     ) -> None:  # fmt: skip
         self.fleet = Fleet(config, draw)
         self.tally = Tally()
         self.recent: deque[Outcome] = deque(maxlen=RECENT)
         self._limits, self._clock, self._troubled = limits, clock, troubled
-        self._chosen, self._released = chosen, released
+        self._chosen, self._released, self._log = chosen, released, log
         self._hold: Hold[Ticket] = Hold(limits.most)
         self._rate = Rate()
         self._under_way: dict[str, int] = {}
-        self._first: dict[str, float | None] = {}
         self._since: dict[Ticket, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -69,7 +78,7 @@ class Desk:
 
     async def place(self, ticket: Ticket) -> Decision:
         """A worker for the request, which may wait for it. Raises ApiError 429 or 503."""
-        now = self._clock()
+        now = ticket.since = self._clock()
         decision = None if self._hold.count else self._ask(ticket, now)
         if decision is not None:
             return decision
@@ -86,7 +95,8 @@ class Desk:
 
     def place_now(self, ticket: Ticket) -> Decision | None:
         """A worker for the request if it need not wait for one."""
-        return None if self._hold.count else self._ask(ticket, self._clock())
+        ticket.since = self._clock()
+        return None if self._hold.count else self._ask(ticket, ticket.since)
 
     def sent(self, ticket: Ticket) -> None:
         """The request goes out to its worker."""
@@ -99,9 +109,10 @@ class Desk:
             return
         now = self._clock()
         self.fleet.progress(ticket.id, Stage.FIRST_TOKEN, now, seen)
+        ticket.seen = seen
         if not seen.whole:
-            self._first[ticket.id] = now - ticket.sent
-            self.tally.first_token(ticket.decision.parts.first, now - ticket.sent)
+            ticket.first_s = now - ticket.sent
+            self.tally.first_token(ticket.decision.parts.first, ticket.first_s)
 
     def close(self, ticket: Ticket, stage: Stage) -> None:
         """The request, or its stay with this worker, is over. A ticket may then be placed again."""
@@ -114,7 +125,10 @@ class Desk:
         self.fleet.progress(ticket.id, stage, now)
         if ticket.probe:
             self._released(ticket.decision.worker)
-        self.recent.append(Outcome(ticket.decision, stage, self._first.pop(ticket.id, None)))
+        outcome = Outcome(ticket.decision, stage, ticket.first_s, ticket.seen)
+        self.recent.append(outcome)
+        if self._log is not None:
+            self._log.ended(ticket, outcome, now)
         self.tally.ended[stage] += 1
         if stage is Stage.ENDED:
             self._rate.ended(now)
@@ -139,7 +153,7 @@ class Desk:
     @property
     def remembered(self) -> int:
         """Entries that belong to requests: 0 when none is under way."""
-        return len(self._since) + len(self._under_way) + len(self._first) + self._hold.count
+        return len(self._since) + len(self._under_way) + self._hold.count
 
     # -- what comes of workers --------------------------------------------------------------------
 
@@ -186,10 +200,13 @@ class Desk:
             return None
         ticket.asked = False
         self._check_in_time(ticket, found, now)
-        ticket.decision, ticket.sent = found, now
+        ticket.decision, ticket.sent, ticket.first_s, ticket.seen = found, now, None, None
+        ticket.attempt += 1
         ticket.probe = self._chosen(found.worker, now)
         self._under_way[ticket.tenant] = self._under_way.get(ticket.tenant, 0) + ticket.tokens
         self.tally.decided(found)
+        if self._log is not None:
+            self._log.decided(ticket, found)
         return found
 
     def _check_in_time(self, ticket: Ticket, found: Decision, now: float) -> None:
@@ -198,7 +215,7 @@ class Desk:
         if not most or soonest <= most:
             return
         self.fleet.progress(ticket.id, Stage.CANCELLED, now)
-        self.tally.refused["too_late"] += 1
+        self._refused(ticket, "too_late", now)
         raise too_late(soonest, most)
 
     def _pump(self) -> None:
@@ -250,7 +267,8 @@ class Desk:
         before = self._hold.count
         self._settle(ticket)
         self._waits_no_more(ticket, now)
-        _set(ticket.answer, self._overload(before, now) if self._able(ticket) else self._nobody(ticket, now))
+        able = self._able(ticket)
+        _set(ticket.answer, self._overload(ticket, before, now) if able else self._nobody(ticket, now))
 
     def _waits_no_more(self, ticket: Ticket, now: float) -> None:
         """The fleet forgets that it waits."""
@@ -283,12 +301,17 @@ class Desk:
         """Every worker there is has failed it, so waiting would change nothing."""
         return bool(ticket.avoid) and self.fleet.members().keys() <= ticket.avoid
 
-    def _overload(self, before: int, now: float) -> ApiError:
-        self.tally.refused["overload"] += 1
+    def _refused(self, ticket: Ticket, why: str, now: float) -> None:
+        self.tally.refused[why] += 1
+        if self._log is not None:
+            self._log.refused(ticket, why, now)
+
+    def _overload(self, ticket: Ticket, before: int, now: float) -> ApiError:
+        self._refused(ticket, "overload", now)
         return overloaded(before, self._rate.retry_after(before, self._limits.hold_s, now))
 
     def _nobody(self, ticket: Ticket, now: float) -> ApiError:
-        self.tally.refused["no_worker"] += 1
+        self._refused(ticket, "no_worker", now)
         self._waits_no_more(ticket, now)
         return nobody(ticket.avoid)
 

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -36,8 +36,11 @@ from hotprefix.router.prompt import Matcher
 from hotprefix.router.ticket import Ticket
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError, response_of
-from hotprefix.server.guard import REQUEST_ID, TENANT, Gate, payer
+from hotprefix.server.guard import ARRIVED, REQUEST_ID, TENANT, Gate, payer
 from hotprefix.server.intake import Intake
+
+if TYPE_CHECKING:
+    from hotprefix.router.route_spans import RouteSpan, RouteSpans
 
 log = logging.getLogger(__name__)
 ENDS_WITH_DONE = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -51,15 +54,19 @@ class _Sent(NamedTuple):
     query: Query
     scope: Scope
     call: Call
+    span: RouteSpan | None
 
 
 class Forward:
-    """See the module's rules. told: called with the status of each refusal."""
+    """See the module's rules. told: called with the status of each refusal. spans: makes spans of requests;
+    None = there are none."""
 
     def __init__(
         self, config: RouterConfig, server: ServerConfig, pools: Pools, matcher: Matcher, gate: Gate,
         told: Callable[[int], None], clock: Callable[[], float] = time.monotonic,
+        spans: RouteSpans | None = None,
     ) -> None:  # fmt: skip
+        self._spans = spans
         self._config, self._server, self._pools, self._matcher = config, server, pools, matcher
         self._gate, self._told, self._clock = gate, told, clock
         self._intake = Intake(server)
@@ -114,15 +121,18 @@ class Forward:
         client = scope.get("client") or ("",)
         ticket = pool.desk.ticket(prompt, payer(self._server, headers, client[0]))
         query = Query(scope["method"], path, query_of(scope), body, path in ENDS_WITH_DONE)
-        stage = Stage.FAILED
+        span = None if self._spans is None else self._spans.begin(headers, scope[ARRIVED])
+        stage, status = Stage.FAILED, None
         try:
-            status = await self._tried(_Sent(pool, ticket, query, scope, call), send)
+            status = await self._tried(_Sent(pool, ticket, query, scope, call, span), send)
             stage = Stage.ENDED if status < 400 else Stage.FAILED
         except asyncio.CancelledError:
             stage = Stage.CANCELLED
             raise
         finally:
             pool.desk.close(ticket, stage)
+            if span is not None:
+                span.ended(ticket, pool.model, stage, status)
 
     async def _tried(self, sent: _Sent, send: Send) -> int:
         """Try workers until one answers. Returns the status of its answer. Raises ApiError, Cut."""
@@ -146,6 +156,8 @@ class Forward:
         if worker is None:
             raise WorkerFailed("left", "it has left the fleet")
         headers = to_worker(sent.scope["headers"], worker.spec.client_key, sent.scope[REQUEST_ID])
+        if sent.span is not None:
+            sent.span.goes(ticket, headers)
         pool.desk.sent(ticket)
         async with Exchange(worker, sent.call, self._clock) as exchange:
             await exchange.send(sent.query, headers)

@@ -5,7 +5,8 @@ Rules:
 1. Headers of a connection (RFC 9110, 7.6.1, and what `Connection` names) end at the router.
 2. A client's API key and cookies go to no worker, unless its specification says that it gets the key. What
    only routers may say (`x-hotprefix-...`) is dropped, whoever says it.
-3. Trace context (`traceparent`, `tracestate`, `baggage`) and all other headers go on as they are.
+3. Trace context (`traceparent`, `tracestate`, `baggage`) and all other headers go on as they are; if the
+   router makes spans, the first two name its own (route_spans.py).
 4. What the router says itself (request id, cross-origin headers, date) is said once.
 """
 

@@ -54,6 +54,13 @@ class RouterMetrics:
         yield counters("router_http_errors", "Error answers of the router itself.", "status", self.errors)
         yield counter("router_clients_left", "Requests whose client left.", view["clients_left"])
         yield counters("router_cut", "Answers that broke off after their first byte.", "reason", view["cut"])
+        log = view["event_log"]
+        if log is not None:
+            records = {name: log[name] for name in ("written", "dropped")}
+            yield counters("router_event_log_records", "Records of the event log.", "outcome", records)
+            yield gauge(
+                "router_event_log_failed", "1 once the event log has ended.", log["failed"] is not None
+            )
         yield gauge("router_draining", "1 while the router shuts down.", view["draining"])
         yield from _pools(view["pools"])
         yield from _workers(view["workers"])

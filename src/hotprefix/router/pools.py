@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 
 from hotprefix.fleet.config import FleetConfig
-from hotprefix.router.desk import Desk
+from hotprefix.router.desk import Desk, Log
 from hotprefix.router.ticket import Limits
 from hotprefix.router.worker import Worker
 from hotprefix.server.errors import ApiError
@@ -25,11 +25,14 @@ NONE: frozenset[str] = frozenset()
 class Pool:
     """model: what its workers serve. workers: by name."""
 
-    def __init__(self, model: str, config: FleetConfig, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, model: str, config: FleetConfig, limits: Limits, clock: Callable[[], float],
+        log: Log | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self.workers: dict[str, Worker] = {}
         draw = random.Random().randrange
-        self.desk = Desk(config, limits, draw, self._troubled, self._chosen, self._released, clock)
+        self.desk = Desk(config, limits, draw, self._troubled, self._chosen, self._released, clock, log)
 
     @property
     def page_size(self) -> int:
@@ -60,12 +63,13 @@ class Pool:
 
 
 class Pools:
-    """See the module's rules. all: by model."""
+    """See the module's rules. all: by model. log: makes what writes down what a model's desk does."""
 
     def __init__(
         self, fleet: Callable[[int], FleetConfig], limits: Limits, page_size: int | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float], log: Callable[[str], Log] | None = None,
     ) -> None:  # fmt: skip
+        self._log = log
         self._fleet, self._limits, self._page_size, self._clock = fleet, limits, page_size, clock
         self.all: dict[str, Pool] = {}
 
@@ -74,7 +78,8 @@ class Pools:
         pool = self.all.get(model)
         if pool is None:
             size = self._page_size or page_size or 16
-            pool = self.all[model] = Pool(model, self._fleet(size), self._limits, self._clock)
+            log = None if self._log is None else self._log(model)
+            pool = self.all[model] = Pool(model, self._fleet(size), self._limits, self._clock, log)
         return pool
 
     def end_if_empty(self, pool: Pool) -> None:

@@ -13,22 +13,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hotprefix.errors import HotprefixError
+from hotprefix.records.open_recorder import needs_otel
 from hotprefix.router.admin import Admin
 from hotprefix.router.config import RouterConfig
 from hotprefix.router.everybody import Everybody
 from hotprefix.router.forward import Forward
+from hotprefix.router.live_page import LivePage
 from hotprefix.router.matching_text import TextMatcher
 from hotprefix.router.metrics import RouterMetrics
 from hotprefix.router.pools import Pools
 from hotprefix.router.prompt import Matcher
 from hotprefix.router.roster import OpenFeed, Roster
+from hotprefix.router.route_log import RouteLog, open_log
 from hotprefix.router.state import state
 from hotprefix.router.ticket import Limits
 from hotprefix.router.upstream import Client
@@ -37,6 +41,9 @@ from hotprefix.router.worker_list import WorkerList
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError, from_error, response_of
 from hotprefix.server.guard import Gate, Guard
+
+if TYPE_CHECKING:
+    from hotprefix.router.route_spans import RouteSpans
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +57,7 @@ GENERATES = frozenset(
 class Router:
     """See the module's rules. Made inside the event loop; `begin` before it serves, `close` at its end.
 
-    app: the ASGI application.
+    app: the ASGI application. log: the event log; None = there is none.
     """
 
     def __init__(
@@ -58,16 +65,21 @@ class Router:
         open_feed: OpenFeed | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.config, self.clock, self.began = config, clock, clock()
+        self._spans = None if config.otel is None else _spans(config.otel)
+        self.log = open_log(config, self.began)
         self.gate = Gate()
         self.metrics = RouterMetrics(lambda: state(self))
         self._client = Client(config.connect_timeout_s, config.silence_s)
         limits = Limits(config.hold_s, config.max_held, config.refuse_above_s)
-        self.pools = Pools(config.fleet, limits, config.page_size, clock)
+        log = None if self.log is None else partial(RouteLog, self.log)
+        self.pools = Pools(config.fleet, limits, config.page_size, clock, log)
         self.roster = Roster(config, self._client, self.pools, say, open_feed, clock)
         self._list = WorkerList(config.workers, config.worker_file, say)
         matcher = matcher or TextMatcher(self.pools.page_size)
-        self.forward = Forward(config, server, self.pools, matcher, self.gate, self.metrics.error, clock)
-        self._handlers = _table(Admin(self), Everybody(self, server))
+        self.forward = Forward(
+            config, server, self.pools, matcher, self.gate, self.metrics.error, clock, self._spans
+        )
+        self._handlers = _table(Admin(self), Everybody(self, server), LivePage(self))
         self.app = Guard(self._serve, _with_admins(server, config), self.metrics.error)
         self._following: asyncio.Task[None] | None = None
 
@@ -82,6 +94,10 @@ class Router:
             self._following.cancel()
         await self.roster.close()
         await self._client.close()
+        if self.log is not None:
+            self.log.close()
+        if self._spans is not None:
+            self._spans.close()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -122,9 +138,17 @@ class Router:
         return response_of(answer)
 
 
-def _table(admin: Admin, everybody: Everybody) -> dict[str, dict[str, Handler]]:
+def _spans(url: str) -> RouteSpans:
+    with needs_otel(url):
+        from hotprefix.router.route_spans import open_route_spans
+    return open_route_spans(url)
+
+
+def _table(admin: Admin, everybody: Everybody, live: LivePage) -> dict[str, dict[str, Handler]]:
     """Handlers by path and method. A path that ends with a slash stands for all below it."""
     return {
+        "/": {"GET": live.page},
+        "/live.json": {"GET": live.data},
         "/health": {"GET": admin.health},
         "/readyz": {"GET": admin.health},
         "/livez": {"GET": admin.alive},

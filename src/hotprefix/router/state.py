@@ -1,5 +1,5 @@
 """What the router shows of itself. Owns: `state`, the one view from which /workers, /metrics and the live
-page are made.
+page are made, and `trouble`, what /health says.
 
 Rules: reading changes nothing, and holds no key and nothing that a client sent. What is not known is None.
 All values are such as JSON can hold.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotprefix import __version__
 from hotprefix.fleet.correction import BOUNDS, Errors
+from hotprefix.records.event_log import EventLog
 from hotprefix.router.pools import Pool
 from hotprefix.router.tally import Times
 from hotprefix.router.ticket import Outcome
@@ -32,9 +33,25 @@ def state(router: Router) -> dict[str, Any]:
         "draining": router.gate.draining,
         "clients_left": router.forward.clients_left,
         "cut": dict(router.forward.cut),
+        "event_log": _log(router.log),
         "pools": [_pool(pool, now) for pool in pools],
         "workers": [_worker(worker, router, now) for worker in router.roster.workers.values()],
     }
+
+
+def trouble(router: Router) -> str | None:
+    """Why no request would be answered now; None if one would be, by one pool at least."""
+    if router.gate.draining:
+        return "draining: the router is shutting down"
+    now = router.clock()
+    if any(pool.able(now) for pool in router.pools.all.values()):
+        return None
+    told = [f"{w.name} is {w.state}" for w in router.roster.workers.values()]
+    return f"no worker can take requests: {', '.join(told[:8]) or 'there is none'}"
+
+
+def _log(log: EventLog | None) -> dict[str, Any] | None:
+    return None if log is None else {"written": log.written, "dropped": log.dropped, "failed": log.failed}
 
 
 def _pool(pool: Pool, now: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hotprefix.fleet.records import Decision, RouteRequest, Stage
+from hotprefix.fleet.records import Decision, RouteRequest, Seen, Stage
 from hotprefix.server.errors import ApiError
 
 
@@ -24,17 +24,22 @@ class Limits(NamedTuple):
 class Ticket:
     """One request at its desk.
 
-    tokens: what it counts for its tenant. avoid: workers that have failed it. decision, sent: the present
-    choice, and when it went out. probe: it tries a worker that has failed. asked: the fleet knows that it
-    waits. answer: what it waits for.
+    tokens: what it counts for its tenant. avoid: workers that have failed it. since: when it asked for a
+    worker. attempt: how many choices it has had. decision, sent: the present one, and when it went out.
+    first_s, seen: when its first token came there, and what was told by then. probe: it tries a worker that
+    has failed. asked: the fleet knows that it waits. answer: what it waits for.
     """
 
     request: RouteRequest
     tenant: str
     tokens: int
     avoid: set[str] = field(default_factory=set)
+    since: float = 0.0
+    attempt: int = 0
     decision: Decision | None = None
     sent: float = 0.0
+    first_s: float | None = None
+    seen: Seen | None = None
     probe: bool = False
     asked: bool = False
     answer: asyncio.Future[Decision] | None = None
@@ -46,11 +51,12 @@ class Ticket:
 
 class Outcome(NamedTuple):
     """One decision and what came of it. first_s: seconds to the first token; None = there was none, or it
-    could not be seen."""
+    could not be seen. seen: what was told by then."""
 
     decision: Decision
     stage: Stage
     first_s: float | None
+    seen: Seen | None = None
 
 
 def too_late(soonest_s: float, most_s: float) -> ApiError:

@@ -1,30 +1,24 @@
-"""The live page. Owns: `/`, one static page that loads nothing from elsewhere, and `/live.json`, what it
-shows.
+"""The live page of an engine. Owns: `/` (page.py), and `/live.json`, what it shows.
 
-Rules: the page holds nothing worth guarding and needs no key; its data needs one like every other route. No
-page waits for a busy engine: it gets the last snapshot, with its age (latest.py). A content security policy
-lets the page run its own script and style only, and talk to its own server only.
+Rules: no page waits for a busy engine: it gets the last snapshot, with its age (latest.py).
 """
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
-import re
 import time
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hotprefix import __version__
 from hotprefix.engine.messages import EngineStats, Fared, Insight
 from hotprefix.kernel.plan import Hindrance, Queue
 from hotprefix.kernel.state.estimates import Predictions
 from hotprefix.server.latest import Latest
+from hotprefix.server.page import Page, data
 from hotprefix.server.service import Service
 
 FRESH_S = 0.5
@@ -45,13 +39,11 @@ class LivePage:
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
-        self._page = files("hotprefix.server").joinpath("static/live.html").read_bytes()
-        self._headers = {"content-security-policy": policy(self._page), "cache-control": "no-cache",
-                         "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}  # fmt: skip
+        self._page = Page("hotprefix.server")
         self._stats = Latest(lambda: service.engine.stats(), FRESH_S, WAIT_S, clock)
 
     async def page(self, request: Request) -> Response:
-        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._headers)
+        return self._page.response()
 
     async def data(self, request: Request) -> Response:
         latest = await self._stats.get()
@@ -66,21 +58,7 @@ class LivePage:
             info = self._service.engine.info
             found |= {"model": self._service.names()[0], "max_running": info.details.get("max_running")}
             found |= shown(stats)
-        return JSONResponse(found, headers={"cache-control": "no-store"})
-
-
-def policy(page: bytes) -> str:
-    """The content security policy for the page's own inline script and style."""
-    allowed = {}
-    for kind in (b"script", b"style"):
-        found = re.search(b"<" + kind + b">(.*?)</" + kind + b">", page, re.DOTALL)
-        assert found is not None
-        allowed[kind] = base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{allowed[b'script']}'; "
-        f"style-src 'sha256-{allowed[b'style']}'; connect-src 'self'; img-src data:; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
-    )
+        return data(found)
 
 
 def shown(stats: EngineStats) -> dict[str, Any]:

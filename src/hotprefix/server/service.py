@@ -137,7 +137,14 @@ class Service:
         params.check_vocab(info.vocab_size)
         id_ = f"cmpl-{uuid.uuid4().hex}"
         requests = requests_for(
-            prompts, body.n, params, body, id_, _salt(request, body), request.scope[ARRIVED]
+            prompts,
+            body.n,
+            params,
+            body,
+            id_,
+            _salt(request, body),
+            request.scope[ARRIVED],
+            request.headers.get("traceparent"),
         )
         choices = [
             completions.CompletionChoice(
@@ -173,7 +180,14 @@ class Service:
         params.check_vocab(info.vocab_size)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
         requests = requests_for(
-            [prompt], body.n, params, body, id_, _salt(request, body), request.scope[ARRIVED]
+            [prompt],
+            body.n,
+            params,
+            body,
+            id_,
+            _salt(request, body),
+            request.scope[ARRIVED],
+            request.headers.get("traceparent"),
         )
         name = name or id_
         choices: Sequence[Choice] = [
