@@ -121,12 +121,15 @@ class ForeignKeys:
         self.clear()
 
     def clear(self) -> None:
-        """The engine has begun again, or has nothing any more."""
+        """The engine has begun again."""
+        self._bits: dict[int, int] = {}
+        self._net = _Net()
+        self._empty()
+
+    def _empty(self) -> None:
         self._live: dict[Name, _Block] = {}
         self._past: dict[Name, _Block] = {}
-        self._bits: dict[int, int] = {}
         self._counts: dict[Shelf, dict[int, int]] = {shelf: {} for shelf in Shelf}
-        self._net = _Net()
 
     def lose(self) -> None:
         """What is there is not known any more; what blocks hold still is."""
@@ -150,8 +153,8 @@ class ForeignKeys:
                 case Removed():
                     self._remove(event)
                 case Cleared():
-                    self.clear()
-                    self._net.cleared = True
+                    self._empty()
+                    self._net = _Net(cleared=True)
         self._trim()
         return tuple(self._net.changes())
 
