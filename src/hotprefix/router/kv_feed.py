@@ -183,7 +183,7 @@ class KVFeed:
         """Something here is wrong, not there. The feed goes on, since others depend on it."""
         if self.problems.counts["fault"] == 0:
             log.error("KV events of %s: a fault of the router", self.worker, exc_info=error)
-        self.problems.tell("fault", repr(error), "the message is left out")
+        self.problems.tell("fault", f"{type(error).__name__}: {error}", "the message is left out")
 
     # -- what is asked for ------------------------------------------------------------------------
 
