@@ -570,7 +570,7 @@ async def test_a_feed_that_is_cancelled_leaves_no_socket_and_no_task() -> None:
     before, tasks = len(context._sockets), len(asyncio.all_tasks())
     for _ in range(3):
         async with running(own(desk, publisher, idle_s=0.01)) as feed:
-            await until(lambda: feed.up)  # noqa: B023
+            await until(lambda: feed.up)
             publisher.deaf = True
             await publisher.publish(1.0, page(0))
             await asyncio.sleep(0.03)
