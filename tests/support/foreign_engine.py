@@ -52,7 +52,8 @@ class Blocks:
         extra = tuple(rest if at else head for at in range(first, last))
         return Stored(
             tuple(names[first:last]), names[first - 1] if first else None,
-            tuple(prompt[first * self.size : last * self.size]), self.size, extra, adapter, medium, self.group,
+            tuple(prompt[first * self.size : last * self.size]), self.size, extra, adapter, medium,
+            self.group,
         )  # fmt: skip
 
     def copied(self, names: Iterable[int | bytes], medium: str) -> Stored:

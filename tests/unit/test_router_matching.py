@@ -14,14 +14,16 @@ from typing import Any
 import httpx
 import pytest
 from chat_families import FAMILIES
-from text_models import default_tokenizer
+from text_models import CHATML, default_tokenizer, metadata
 
 from hotprefix.engine.messages import EngineInfo, Generate
+from hotprefix.engine.text.source import from_metadata
+from hotprefix.engine.text.tokenizer import Tokenizer
 from hotprefix.kernel import tokens as tk
 from hotprefix.kernel.cache.keys import chain, root_key
 from hotprefix.kernel.request import Namespace
 from hotprefix.records.kvevents import block_hash
-from hotprefix.router import matching
+from hotprefix.router import key_memory, matching
 from hotprefix.router.key_memory import STRIDE, ChainedKeys
 from hotprefix.router.matching import CHAT, COMPLETION, ExactMatcher, ModelReader
 from hotprefix.router.prompt import Prompt
@@ -194,6 +196,17 @@ async def test_each_family_of_templates(name: str) -> None:
     assert taken >= 4
 
 
+@pytest.mark.parametrize("special", [True, False])
+async def test_a_text_of_a_model_that_wants_a_bos(special: bool) -> None:
+    source = metadata(CHATML, pre="gpt-2", ggml__add_bos_token=True)
+    tokenizer = RememberingTokenizer(from_metadata(source))
+    text = ModelText(Tokenizer(from_metadata(source)))
+    reads = ExactMatcher(lambda model: ModelReader(ModelText(tokenizer), PAGE, MODEL, tokenizer), Otherwise())
+    body = {"prompt": LONG, "add_special_tokens": special}
+    prompt = await reads.read(COMPLETION, json.dumps(body).encode(), {}, None)
+    assert prompt.tokens == len(LONG) + special == len(text.encode(LONG, add_special_tokens=special))
+
+
 async def test_a_tenant_s_prefixes_are_apart() -> None:
     keys = {
         (await same("default", CHAT, {**CHATS["one"], **more}, key)).keys[0]
@@ -281,10 +294,13 @@ ILL: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize(("path", "body"), ILL.values(), ids=ILL.keys())
-async def test_what_cannot_be_read_goes_to_the_other_matcher(path: str, body: bytes) -> None:
+async def test_what_cannot_be_read_goes_to_the_other_matcher(
+    path: str, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     reads, otherwise = matcher()
     assert await reads.read(path, body, {}, None) == Prompt()
     assert otherwise.asked == 1
+    assert not caplog.records, "it is no fault of the router"
 
 
 async def test_a_fault_is_logged_and_the_request_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -374,3 +390,21 @@ def test_keys_from_memory_are_the_chain_s(count: int) -> None:
         assert memory.keys(state, tk.encode(other)) == tuple(
             map(block_hash, chain(state, tk.encode(other), PAGE))
         )
+
+
+def test_keys_of_what_was_seen_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = 0
+
+    def counted(state: bytes, tokens: bytes, page_size: int) -> list[bytes]:
+        nonlocal computed
+        found = chain(state, tokens, page_size)
+        computed += len(found)
+        return found
+
+    monkeypatch.setattr(key_memory, "chain", counted)
+    memory, state = ChainedKeys(PAGE), root_key(Namespace(MODEL), PAGE)
+    ids = tk.encode(range(PAGE * STRIDE * 4))
+    memory.keys(state, ids)
+    assert computed == STRIDE * 4
+    memory.keys(state, ids + tk.encode(range(PAGE)))
+    assert computed == STRIDE * 4 + 1

@@ -156,6 +156,14 @@ def test_too_much_that_is_new_is_refused_in_short_and_only_there(monkeypatch: py
     assert tokenizer.encode(text * 2)
 
 
+def test_what_is_new_is_summed_over_the_pieces() -> None:
+    tokenizer = RememberingTokenizer(sources()["default"])
+    with tokenizer.in_short(20), pytest.raises(TooMuchIsNew):
+        tokenizer.encode("man of world and time people way day")
+    with tokenizer.in_short(40):
+        assert tokenizer.encode("man of world and time people way day")
+
+
 @pytest.mark.parametrize(
     ("change", "cuts"),
     [

@@ -5,10 +5,10 @@ Rules:
    them is tokenized by itself. So what is remembered is such a text and its ids, and no neighbour matters.
 2. A long text between two control tokens is cut further, about every `PIECE` characters from its beginning,
    so that texts with equal beginnings have equal pieces. It is cut only where no token and no word of the
-   pre-tokenizer can lie across, whatever stands around: in front of a blank behind a letter, or behind a line
-   feed (with no blank before it) in front of a letter. That holds for the pre-tokenizers that are known (`SPLITS`), which look no
-   character back, and for vocabularies without a pre-tokenizer none of whose tokens goes across. With any
-   other, nothing is cut.
+   pre-tokenizer can lie across, whatever stands around: before a blank behind a letter, or before a letter
+   behind a line feed that no blank precedes. That holds for the pre-tokenizers that are known (`SPLITS`),
+   which look no character back, and for vocabularies without a pre-tokenizer none of whose tokens goes
+   across. With any other, nothing is cut.
 3. Within `in_short` a thread refuses to tokenize more than a little that is new, so that the caller can do it
    where it holds up nothing.
 """
