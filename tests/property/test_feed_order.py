@@ -93,14 +93,15 @@ class FeedMachine(RuleBasedStateMachine):
         if really:
             self.emit((Cleared(),), arrives)
 
-    @rule(really=st.integers(0, 3).map(lambda n: n == 0))
-    def begin_again(self, really: bool) -> None:
-        """What was on the wire is lost with the life. The first batch of the next one arrives."""
+    @rule(really=st.integers(0, 3).map(lambda n: n == 0), same=st.booleans())
+    def begin_again(self, really: bool, same: bool) -> None:
+        """What was on the wire is lost with the life. The first batch of the next one arrives. same: it
+        names blocks as the life before did."""
         if really:
             self.lives += 1
             self.engine = Engine()
             self.dropped = self.desk.fleet.counters.dropped
-            self.blocks = Blocks(self.blocks.size, seed=self.lives)
+            self.blocks = self.blocks if same else Blocks(self.blocks.size, seed=self.lives)
             self.emit((), True)
 
     # -- the network -------------------------------------------------------------------------------

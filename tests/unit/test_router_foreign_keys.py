@@ -192,6 +192,18 @@ def test_the_oldest_blocks_are_forgotten_and_their_pages_taken_out() -> None:
     assert followed.pages == naive.pages()
 
 
+def test_a_block_that_stays_remembers_no_page_of_those_that_are_forgotten() -> None:
+    """Many prompts go on from one block in the middle of a page."""
+    blocks, live, past = Blocks(1), Followed(2, limit=4), Followed(2, limit=4)
+    for number in range(20):
+        prompt = [1, 2, 3, number]
+        live.take(blocks.stored(prompt))
+        past.take(blocks.stored(prompt), blocks.removed(blocks.names(prompt)[3:]))
+    for followed in (live, past):
+        shared = followed.foreign._live[blocks.names([1, 2, 3])[2]]
+        assert len(shared.pages or ()) == 1
+
+
 def test_keys_of_a_change_come_once_and_say_how_the_batch_ends() -> None:
     blocks, foreign = Blocks(4), ForeignKeys(MODEL, 4)
     names = blocks.names(A[:8])

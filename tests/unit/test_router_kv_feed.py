@@ -629,6 +629,8 @@ async def test_where_a_replay_fails_what_blocks_hold_is_still_known() -> None:
         await publisher.publish(3.0, blocks.stored(ids[:12], first=2))
         await until(lambda: desk.keys() == {page_keys(ids[:12])[2]})
         assert desk.fleet.counters.dropped == 1
+        await publisher.publish(4.0, blocks.stored(ids[:12]))
+        await until(lambda: desk.keys() == set(page_keys(ids[:12])))
     await publisher.close()
 
 

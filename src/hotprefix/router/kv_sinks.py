@@ -109,7 +109,7 @@ class Foreign:
     def __init__(self, worker: str, keys: ForeignKeys, sink: Sink, held: int = HELD) -> None:
         self._worker, self._keys, self._sink = worker, keys, sink
         self._order = EventOrder(held)
-        self._number, self._made, self._lives = 0, 0.0, 0
+        self._number, self._made = 0, 0.0
         self._weight = 0
 
     def check(self, message: Message) -> None:
@@ -125,17 +125,14 @@ class Foreign:
 
     def replayed(self, wanted: ReplayWanted, messages: Sequence[Message]) -> ReplayWanted | None:
         batches = tuple(map(_numbered, messages))
-        return self._do(self._order.replayed(wanted.ticket, batches)) if self._asked(wanted) else None
+        return self._do(self._order.replayed(wanted.ticket, batches))
 
     def failed(self, wanted: ReplayWanted) -> ReplayWanted | None:
-        return self._do(self._order.failed(wanted.ticket)) if self._asked(wanted) else None
+        return self._do(self._order.failed(wanted.ticket))
 
     def restarted(self) -> None:
         self._order.restart()
         self._begin_again()
-
-    def _asked(self, wanted: ReplayWanted) -> bool:
-        return wanted.incarnation == self._lives
 
     def _do(self, todo: Todo) -> ReplayWanted | None:
         if todo.begin_again:
@@ -148,10 +145,9 @@ class Foreign:
             self._pass_on(self._keys.apply(batch.message.batch.events))
         if todo.ask is None:
             return None
-        return ReplayWanted(self._worker, todo.ask, self._lives, self._order.ticket)
+        return ReplayWanted(self._worker, todo.ask, 0, self._order.ticket)
 
     def _begin_again(self) -> None:
-        self._lives += 1
         self._keys.clear()
         self._number = 0
         self._pass_on(())  # an earlier number from a later time: so a life begins
