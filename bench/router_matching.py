@@ -29,10 +29,9 @@ from hotprefix.router.foreign_keys import ForeignKeys
 from hotprefix.router.matching import CHAT, ExactMatcher, ModelReader
 from hotprefix.router.prompt import Prompt
 
-WORDS = """
-time year people way day man thing woman life child world school state family student group country problem
-hand part place case week company system program question work number night point home water room
-""".split()
+WORDS = tuple(
+    f"{start}{end}" for start in ("ti", "wor", "peo", "ca", "hou", "sy") for end in ("me", "ld", "ple", "se")
+)
 KB, PAGE, BODIES = 1024, 16, 20
 
 
