@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import zmq.asyncio
 
 from hotprefix.fleet.records import Batch, ReplayWanted, Shelf
 from hotprefix.records import kvwire
-from hotprefix.records.kvevents import KVPublisher
+from hotprefix.records.kvevents import KVPublisher, PageEvents, block_hash
 from hotprefix.records.kvwire import Cleared, Form, PageEvent, Removed, Stored
 from hotprefix.router import kv_feed, kv_sinks, kv_sockets
 from hotprefix.router.foreign_keys import ForeignKeys
@@ -23,6 +24,7 @@ from hotprefix.router.kv_feed import KVFeed
 from hotprefix.router.kv_messages import BadMessage, read_live, read_replayed
 from hotprefix.router.kv_sinks import Foreign
 from hotprefix.router.kv_sockets import towards
+from tests.support.drive import Driver
 from tests.support.feeds import MODEL, Desk, Publisher, page_keys, running, until
 from tests.support.foreign_engine import Blocks
 
@@ -95,6 +97,31 @@ async def test_our_own_publisher_that_begins_again_on_the_same_address() -> None
             assert feed.counters.connections == 2
         finally:
             publisher.close()
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+async def test_a_real_kernel_s_pages_over_the_wire(foreign: bool) -> None:
+    """Random work with evictions. As another engine its token ids give the very keys that it tells itself."""
+    publisher = KVPublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+    d, pages = Driver(page_size=4, total_pages=40), PageEvents(4, b"a key of this test", with_tokens=True)
+    pages.cleared()
+    d.kernel.watch_pages(pages)
+    desk, draw = Desk(), random.Random(3)
+    keys = ForeignKeys("", 4) if foreign else None
+    feed = KVFeed("w", publisher.endpoint, publisher.replay_endpoint, None, 4, desk, foreign=keys)
+    try:
+        async with running(feed):
+            for step in range(40):
+                ids = [*range(draw.randrange(20)), *(draw.randrange(97) for _ in range(9))]
+                d.submit(f"r{step}", ids, 3, salt=None if foreign else draw.choice([None, "x"]))
+                d.run()
+                publisher.publish(float(step), pages.take())
+            assert pages.removed
+            resident = set(map(block_hash, pages._keys.values()))
+            await until(lambda: desk.keys() == resident)
+            assert not feed.problems.counts
+    finally:
+        publisher.close()
 
 
 # -- gaps -------------------------------------------------------------------------------------------------
