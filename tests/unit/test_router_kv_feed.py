@@ -23,7 +23,7 @@ from hotprefix.router.foreign_keys import ForeignKeys
 from hotprefix.router.kv_feed import KVFeed
 from hotprefix.router.kv_messages import BadMessage, read_live, read_replayed
 from hotprefix.router.kv_sinks import Foreign
-from hotprefix.router.kv_sockets import towards
+from hotprefix.router.kv_sockets import Line, towards
 from tests.support.drive import Driver
 from tests.support.feeds import MODEL, Desk, Publisher, page_keys, running, until
 from tests.support.foreign_engine import Blocks
@@ -45,6 +45,16 @@ def gone(*pages: int) -> Removed:
 def own(desk: Desk, at: Publisher | KVPublisher, **more: Any) -> KVFeed:
     replay = more.pop("replay", at.replay if isinstance(at, Publisher) else at.replay_endpoint)
     return KVFeed("w", at.endpoint, replay, more.pop("snapshot", None), 4, desk, **more)
+
+
+async def bound_again(endpoint: str) -> Publisher:
+    """A publisher at an address that another socket has just left; libzmq lets go of it a little later."""
+    for _ in range(1000):
+        try:
+            return Publisher(endpoint)
+        except zmq.ZMQError:
+            await asyncio.sleep(0.01)
+    raise AssertionError(f"{endpoint} stays in use")
 
 
 @pytest.fixture(autouse=True)
@@ -269,7 +279,7 @@ async def test_a_new_life_whose_first_batches_were_missed_is_found_out_at_the_ne
         await until(lambda: len(desk.keys()) == 6)
         await publisher.close()
         await until(lambda: not feed.up)
-        again = Publisher(endpoint)
+        again = await bound_again(endpoint)
         feed._replay_at = again.replay
         other = Blocks(4, seed=1)
         again.add(0.5, other.stored([7, *ids[:7]]))  # and its clock is behind
@@ -292,11 +302,12 @@ async def test_the_same_life_after_a_lost_connection_goes_on() -> None:
         publisher._pub.close(linger=0)
         await until(lambda: not feed.up)
         publisher.add(2.0, gone(3))
-        publisher._pub = zmq.asyncio.Context.instance().socket(zmq.PUB)
-        publisher._bound(publisher._pub, publisher.endpoint)
+        again = await bound_again(publisher.endpoint)
+        publisher._pub, again._pub = again._pub, publisher._pub
         await until(lambda: feed.up and len(desk.keys()) == 3)
         assert feed.counters.restarts == 0
         assert desk.fleet.counters.dropped == desk.fleet.counters.restarts == 0
+    await again.close()
     await publisher.close()
 
 
@@ -560,7 +571,7 @@ async def test_an_address_that_is_no_publisher_is_told_and_tried_again(kind: str
         if other is not None:
             other.close(linger=0)
         if kind in ("nothing", "http", "router"):
-            publisher = Publisher(address)
+            publisher = await bound_again(address)
             await until(lambda: feed.up)
             await publisher.publish(1.0, page(0))
             await until(lambda: desk.keys() == {KEYS[0]})
@@ -604,6 +615,49 @@ async def test_a_feed_that_is_cancelled_leaves_no_socket_and_no_task() -> None:
     assert len(context._sockets) == before
     assert len(asyncio.all_tasks()) == tasks
     await publisher.close()
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_feed_that_is_cancelled_while_it_loses_its_connection_ends(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every moment between the loss and the next connection."""
+
+    class Fake:
+        binds = False
+
+        def __init__(self, endpoint: str) -> None:
+            self.lost = asyncio.Event()
+            made.append(self)
+
+        def close(self) -> None:
+            pass
+
+        async def receive(self) -> Any:
+            await asyncio.Event().wait()
+
+        async def waiting(self) -> Any:
+            for nothing in ():
+                yield nothing
+
+        async def line(self) -> Any:
+            await self.lost.wait()
+            yield Line.DOWN
+
+    made: list[Fake] = []
+    monkeypatch.setattr(kv_feed, "Subscription", Fake)
+    task = asyncio.ensure_future(KVFeed("w", "tcp://x:1", None, None, 4, Desk()).run())
+    await until(lambda: made)
+    await asyncio.sleep(0.01)
+    made[0].lost.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5.0)
+    if not done:
+        task.cancel()
+    assert done
+    assert task.cancelled()
 
 
 # -- other engines ------------------------------------------------------------------------------------------

@@ -58,10 +58,6 @@ class FeedCounters:
     connections: int = 0
 
 
-class _Lost(Exception):
-    """The connection is gone."""
-
-
 class _NoAnswer(Exception):
     """A replay did not come, or not to its end."""
 
@@ -118,15 +114,20 @@ class KVFeed:
             await asyncio.sleep(wait)
 
     async def _follow(self, subscription: Subscription) -> None:
-        """Follow one connection until it is lost."""
+        """Follow one connection until it is lost. (A task group would lose a cancellation that comes together
+        with the loss.)"""
+        parts = (self._listen(subscription), self._watch(subscription), self._ask())
+        tasks = [asyncio.ensure_future(part) for part in parts]
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._listen(subscription))
-                group.create_task(self._watch(subscription))
-                group.create_task(self._ask())
-        except* _Lost:
-            async for frames in subscription.waiting():
-                self._take(frames)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        async for frames in subscription.waiting():
+            self._take(frames)
+        for task in done:
+            task.result()
 
     # -- what comes by itself ---------------------------------------------------------------------
 
@@ -135,6 +136,7 @@ class KVFeed:
             self._take(await subscription.receive())
 
     async def _watch(self, subscription: Subscription) -> None:
+        """Until the connection is lost."""
         async for line in subscription.line():
             if line is Line.UP:
                 self.up, self._look, self._anchor = True, True, self._anchor or self._last
@@ -149,7 +151,7 @@ class KVFeed:
                     told = "what answers there is no PUB socket"
                     self.problems.tell(line.value, told, "it is tried again and again")
                 if not subscription.binds:
-                    raise _Lost
+                    return
 
     def _take(self, frames: list[bytes]) -> None:
         """A live message."""
