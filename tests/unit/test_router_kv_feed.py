@@ -357,6 +357,22 @@ async def test_a_snapshot_that_changes_while_it_is_read_is_read_again() -> None:
     await publisher.close()
 
 
+async def test_a_snapshot_that_is_gone_while_it_is_read_is_read_again() -> None:
+    publisher, desk, fails = Publisher(), Desk(), [4]
+    whole = Snapshots(3, KEYS[:10])
+
+    async def forgetful(cursor: int, limit: int) -> Mapping[str, Any]:
+        if cursor and fails:
+            fails.pop()
+            raise ConnectionError("410 gone")
+        return await whole(cursor, limit)
+
+    async with running(own(desk, publisher, snapshot=forgetful)) as feed:
+        await until(lambda: desk.keys() == set(KEYS[:10]))
+        assert (feed.counters.snapshots, feed.counters.snapshots_failed) == (1, 0)
+    await publisher.close()
+
+
 async def test_a_snapshot_fills_a_gap_that_the_replay_does_not_reach() -> None:
     """The engine keeps few batches. What it has now covers all that is missing."""
     publisher, desk = Publisher(), Desk()

@@ -37,7 +37,12 @@ async def _read(page_at: Snapshot) -> Batch | None:
     head: tuple[int, int | None] | None = None
     cursor, count = 0, 0
     while count <= MOST_PAGES:
-        page = await page_at(cursor, PAGES_AT_ONCE)
+        try:
+            page = await page_at(cursor, PAGES_AT_ONCE)
+        except Exception:
+            if cursor == 0:
+                raise
+            return None  # it forgets old snapshots
         life = page["incarnation"]
         told = _whole(page["number"]), None if life is None else _whole(life)
         if head is not None and head != told:
