@@ -87,7 +87,7 @@ class Typed:
         given = {**self._given, **other, "port": port}
         more = f",key-file={self._key}" if self._locked else ""
         return [
-            "route", f"--internal-key-file={self._key}",
+            "route", f"--internal-key-file={self._key}", f"--tokenizer={given.get('model') or 'default'}",
             *(f"--worker={each.url},kind=hotprefix,name={each.name}{more}" for each in engines),
             *typed(given, ServerConfig, SHARED), *typed(given, RouterConfig, OF_THE_ROUTER),
         ]  # fmt: skip

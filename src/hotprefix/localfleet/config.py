@@ -29,7 +29,7 @@ OF_THEIR_SERVERS = (
 )  # fmt: skip
 """The fields of `ServerConfig` that each engine gets; those of SHARED are the router's."""
 OF_THE_ROUTER = _but(
-    RouterConfig, ("workers", "worker_file", "relist_s", "cost", "internal_key", "page_size")
+    RouterConfig, ("workers", "worker_file", "relist_s", "cost", "internal_key", "page_size", "tokenizers")
 )
 TAKEN = tuple(dict.fromkeys(("engines", "restarts", *OF_ENGINES, *OF_THEIR_SERVERS, *SHARED, *OF_THE_ROUTER)))
 

@@ -80,7 +80,7 @@ async def _hotprefix(upstream: Upstream, known: Heard | None) -> Heard:
         Kind.HOTPREFIX, _root(cards) or worker.model, _names(cards) or (worker.model,), cards,
         report.incarnation, figures, worker.page_size, worker.total_pages, worker.max_batched_tokens,
         worker.max_running, worker.kv_token_bytes, worker.role, worker.cost, worker.capacity, events,
-        report.resume,
+        report.resume, worker.fingerprint,
     )  # fmt: skip
 
 

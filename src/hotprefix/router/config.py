@@ -65,6 +65,10 @@ class RouterConfig:
         flag="internal-key-file", repr=False, read=lambda path: key_in(path),
         unset="internal routes stay closed")
 
+    tokenizers: tuple[str, ...] = option(
+        (), "Model whose tokenizer and template read prompts exactly: a Hugging Face directory, .gguf file, "
+        "hub id, or `default`; repeatable.", ROUTING, "MODEL", flag="tokenizer",
+        unset="texts are compared by pieces")
     policy: str = option(
         RoutingPolicy.PREDICTED.value, "How a worker is chosen.", ROUTING, "POLICY", values=POLICIES)
     page_size: int | None = option(

@@ -42,7 +42,8 @@ class EventsAt(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Heard:
     """One answer. model: what it serves; workers of equal models are one pool. names: by which clients ask
-    for it. cards: the model cards, as /v1/models has them."""
+    for it. cards: the model cards, as /v1/models has them. fingerprint: what its pages' namespace
+    begins with."""
 
     kind: Kind
     model: str
@@ -60,6 +61,7 @@ class Heard:
     capacity: float | None = None
     events: EventsAt | None = None
     resume: bool = False
+    fingerprint: str | None = None
 
 
 class Priced(NamedTuple):

@@ -23,13 +23,14 @@ NONE: frozenset[str] = frozenset()
 
 
 class Pool:
-    """model: what its workers serve. workers: by name."""
+    """model: what its workers serve. workers: by name. fingerprint: what the namespace of its pages begins
+    with; if its first worker does not tell, the model's name."""
 
     def __init__(
         self, model: str, config: FleetConfig, limits: Limits, clock: Callable[[], float],
         log: Log | None = None,
     ) -> None:  # fmt: skip
-        self.model = model
+        self.model = self.fingerprint = model
         self.workers: dict[str, Worker] = {}
         draw = random.Random().randrange
         self.desk = Desk(config, limits, draw, self._troubled, self._chosen, self._released, clock, log)
@@ -73,13 +74,15 @@ class Pools:
         self._fleet, self._limits, self._page_size, self._clock = fleet, limits, page_size, clock
         self.all: dict[str, Pool] = {}
 
-    def begin(self, model: str, page_size: int | None) -> Pool:
-        """The pool of a model, which begins if there is none. page_size: its first worker's, if told."""
+    def begin(self, model: str, page_size: int | None, fingerprint: str | None = None) -> Pool:
+        """The pool of a model, which begins if there is none. page_size, fingerprint: its first worker's, if
+        told."""
         pool = self.all.get(model)
         if pool is None:
             size = self._page_size or page_size or 16
             log = None if self._log is None else self._log(model)
             pool = self.all[model] = Pool(model, self._fleet(size), self._limits, self._clock, log)
+            pool.fingerprint = fingerprint or model
         return pool
 
     def end_if_empty(self, pool: Pool) -> None:

@@ -24,7 +24,6 @@ from hotprefix.errors import ConfigError, InputError
 from hotprefix.fleet.records import Role, WorkerReport
 from hotprefix.router.asking import NoAnswer, ask
 from hotprefix.router.config import RouterConfig
-from hotprefix.router.desk import Desk
 from hotprefix.router.heard import EventsAt, Heard, Priced, priced, profile
 from hotprefix.router.pools import Pool, Pools
 from hotprefix.router.upstream import Client, Upstream
@@ -44,8 +43,8 @@ class Feed(Protocol):
         ...
 
 
-OpenFeed = Callable[[Worker, EventsAt, int, Desk], Feed]
-"""worker, where its events are, tokens of a page of its pool, where they go."""
+OpenFeed = Callable[[Worker, EventsAt, Pool], Feed]
+"""worker, where its events are, its pool, to whose desk they go."""
 
 
 class Roster:
@@ -177,7 +176,8 @@ class Roster:
 
     def _join(self, worker: Worker, heard: Heard) -> Pool:
         price = self._price(worker, heard)
-        pool = self._pools.begin(heard.model, heard.page_size if heard.kind is Kind.HOTPREFIX else None)
+        own = heard.page_size if heard.kind is Kind.HOTPREFIX else None
+        pool = self._pools.begin(heard.model, own, heard.fingerprint)
         events = self._events_of(worker, heard, pool)
         worker.events, worker.prices = events is not None and self._open_feed is not None, price.whose
         about = profile(heard, worker.spec, price, pool.page_size, worker.events)
@@ -187,7 +187,7 @@ class Roster:
         if worker.draining:
             pool.desk.fleet.drain(worker.name, self._clock())
         if events is not None and self._open_feed is not None:
-            feed = self._open_feed(worker, events, pool.page_size, pool.desk)
+            feed = self._open_feed(worker, events, pool)
             self._feeds[worker.name] = asyncio.ensure_future(_whatever_happens(worker.name, feed.run()))
         told = "its KV events are read" if worker.events else "what it has cached is presumed"
         self._say(f"worker {worker.name}: {heard.kind}, {heard.model}; prices: {price.whose}; {told}")
@@ -209,6 +209,12 @@ class Roster:
             self._say(
                 f"worker {worker.name}: its pages have {heard.page_size} tokens and the pool's "
                 f"{pool.page_size}, so what it has cached is presumed; start all with the same --page-size"
+            )
+            return None
+        if own and heard.fingerprint not in (None, pool.fingerprint):
+            self._say(
+                f"worker {worker.name}: its weights are others than those of the pool's first engine "
+                f"(fingerprint {heard.fingerprint}), so what it has cached is presumed; give it another name"
             )
             return None
         if given.events is None:
@@ -238,7 +244,16 @@ async def _whatever_happens(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 def _other(before: Heard, heard: Heard) -> bool:
     """It is another worker than before, in something that its pool or its profile depends on."""
-    names = ("model", "page_size", "total_pages", "max_batched_tokens", "max_running", "cost", "events")
+    names = (
+        "model",
+        "page_size",
+        "total_pages",
+        "max_batched_tokens",
+        "max_running",
+        "cost",
+        "events",
+        "fingerprint",
+    )
     return any(getattr(before, name) != getattr(heard, name) for name in names)
 
 

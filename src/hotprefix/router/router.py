@@ -27,10 +27,12 @@ from hotprefix.router.config import RouterConfig
 from hotprefix.router.everybody import Everybody
 from hotprefix.router.forward import Forward
 from hotprefix.router.live_page import LivePage
+from hotprefix.router.matching import ExactMatcher
 from hotprefix.router.matching_text import TextMatcher
 from hotprefix.router.metrics import RouterMetrics
 from hotprefix.router.pools import Pools
 from hotprefix.router.prompt import Matcher
+from hotprefix.router.readers import Readers
 from hotprefix.router.roster import OpenFeed, Roster
 from hotprefix.router.route_log import RouteLog, open_log
 from hotprefix.router.state import state
@@ -75,9 +77,17 @@ class Router:
         self.pools = Pools(config.fleet, limits, config.page_size, clock, log)
         self.roster = Roster(config, self._client, self.pools, say, open_feed, clock)
         self._list = WorkerList(config.workers, config.worker_file, say)
-        matcher = matcher or TextMatcher(self.pools.page_size)
+        self._readers = Readers(config.tokenizers, self.pools, say)
+        self._matcher = ExactMatcher(self._readers.of, TextMatcher(self.pools.page_size), server)
         self.forward = Forward(
-            config, server, self.pools, matcher, self.gate, self.metrics.error, clock, self._spans
+            config,
+            server,
+            self.pools,
+            matcher or self._matcher,
+            self.gate,
+            self.metrics.error,
+            clock,
+            self._spans,
         )
         self._handlers = _table(Admin(self), Everybody(self, server), LivePage(self))
         self.app = Guard(self._serve, _with_admins(server, config), self.metrics.error)
@@ -86,6 +96,7 @@ class Router:
     async def begin(self) -> None:
         """Ask the workers once, and go on asking."""
         await self.roster.begin((await self._list.now()).values())
+        await self._readers.begin()
         self._following = asyncio.ensure_future(self._list.follow(self.roster, self.config.relist_s))
 
     async def close(self) -> None:
@@ -93,6 +104,8 @@ class Router:
         if self._following is not None:
             self._following.cancel()
         await self.roster.close()
+        await self._readers.close()
+        self._matcher.close()
         await self._client.close()
         if self.log is not None:
             self.log.close()

@@ -16,6 +16,7 @@ import socket
 import uvloop
 
 from hotprefix.router.config import RouterConfig
+from hotprefix.router.feeds import feeds
 from hotprefix.router.router import Router
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.listening import before, http_server, listen, say, url_of
@@ -32,7 +33,7 @@ def route(config: RouterConfig, server: ServerConfig) -> None:
 
 
 async def _run(config: RouterConfig, server: ServerConfig, listener: socket.socket) -> None:
-    router = Router(config, server, say)
+    router = Router(config, server, say, open_feed=feeds(config))
     http = http_server(router.app, server, router.metrics.error)
     stop, stop_now = asyncio.Event(), asyncio.Event()
 
