@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,40 @@ def test_what_cannot_be_started_is_told_in_one_line(tmp_path: Path) -> None:
             assert says in done.stderr.splitlines()[-1]
             assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_what_the_router_expects_of_a_cache_is_what_the_engine_finds_there(tmp_path: Path) -> None:
+    """Texts and a conversation, eight equal ones at once: one prefill each, and no token that the router took
+    to be there was computed."""
+    words = " ".join(f"word{number}" for number in range(300))
+    turns = [{"role": "system", "content": words}, {"role": "user", "content": "And now?"}]
+    model = "SmolLM2-135M-Instruct"
+    bodies = [
+        ("completions", {"model": model, "prompt": words, "max_tokens": 2}),
+        ("chat/completions", {"model": model, "messages": turns, "max_tokens": 2}),
+    ]
+    with fleet(tmp_path, "--workers", "2") as running:
+        url = running.until_ready()
+        for path, body in bodies:
+            with ThreadPoolExecutor(8) as pool:
+                found = list(pool.map(usage, [f"{url}/v1/{path}"] * 8, [body] * 8))
+            prompt = found[0]["prompt_tokens"]
+            cached = sorted(each["prompt_tokens_details"]["cached_tokens"] for each in found)
+            assert cached == [0] + [(prompt - 1) // 16 * 16] * 7
+        until(lambda: told(url)["hits"]["requests"] == 16)
+        pool = told(url)
+    assert pool["hits"]["captured"] == pool["hits"]["delivered"] > 0
+    assert sum(pool["copied_tokens"].values()) == 0
+    assert pool["counters"]["gaps"] == 0
+
+
+def usage(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = httpx.post(url, json=body, timeout=LIMIT_S)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()["usage"]
+    return found
+
+
+def told(url: str) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{url}/workers", timeout=60).json()["pools"][0]
+    return found
