@@ -78,24 +78,29 @@ def page_keys(
 
 
 class Publisher:
-    """A PUB and a ROUTER under the test's control. log: batches as payloads, by number. deaf: it does not
-    answer questions. asked: the numbers that were asked for."""
+    """A PUB (that sees its subscribers come) and a ROUTER under the test's control. log: batches as payloads,
+    by number. deaf: it does not answer questions. asked: the numbers that were asked for."""
 
     def __init__(self, endpoint: str = "tcp://127.0.0.1:*", form: Form = Form.MAPS) -> None:
         self._form = form
         self.log: dict[int, bytes] = {}
         self.asked: list[int] = []
         self.deaf = False
-        self.mangle: Callable[[int, bytes], Sequence[bytes]] | None = None
         context = zmq.asyncio.Context.instance()
-        self._pub, self._router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self._pub, self._router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         self.endpoint, self.replay = self._bound(self._pub, endpoint), self._bound(self._router)
-        self._task = asyncio.ensure_future(self._answers())
+        self.subscribers = 0
+        self._tasks = [asyncio.ensure_future(self._answers()), asyncio.ensure_future(self._counts())]
 
     def _bound(self, socket: Any, endpoint: str = "tcp://127.0.0.1:*") -> str:
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(endpoint)
         return str(socket.getsockopt(zmq.LAST_ENDPOINT).decode())
+
+    async def _counts(self) -> None:
+        with suppress(zmq.ZMQError):  # a test may close the socket
+            while True:
+                self.subscribers += 1 if (await self._pub.recv())[0] else -1
 
     async def _answers(self) -> None:
         while True:
@@ -117,6 +122,8 @@ class Publisher:
         return number
 
     async def publish(self, ts: float, *events: PageEvent, rank: int | None = 0) -> int:
+        """A batch to whoever has subscribed, or will in a moment."""
+        await until(lambda: self.subscribers)
         number = self.add(ts, *events, rank=rank)
         await self.send(b"kv", number.to_bytes(8, "big"), self.log[number])
         return number
@@ -125,9 +132,9 @@ class Publisher:
         await self._pub.send_multipart(frames)
 
     async def close(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pub.close(linger=0)
         self._router.close(linger=0)
 

@@ -530,9 +530,9 @@ async def test_events_that_no_engine_of_ours_tells(event: PageEvent, kind: str) 
     publisher, desk = Publisher(), Desk()
     publisher.add(1.0, event)
     async with running(own(desk, publisher)) as feed:
-        await until(lambda: feed.problems.counts[kind] == 1)
+        await until(lambda: feed.problems.counts[kind] >= 1)
         await publisher.publish(2.0, event)
-        await until(lambda: feed.problems.counts[kind] == 2)
+        await until(lambda: feed.problems.counts[kind] >= 2)
         assert desk.pages() == set()
     await publisher.close()
 
@@ -542,7 +542,7 @@ async def test_a_fleet_that_raises_does_not_end_the_feed() -> None:
     async with running(own(desk, publisher)) as feed:
         await until(lambda: feed.up)
         await publisher.publish(1.0, page(0))
-        await until(lambda: feed.problems.counts["fault"] == 1)
+        await until(lambda: feed.problems.counts["fault"])
         assert "is not a member" in str(feed.problems.last)
         desk.fleet.join("w", desk.fleet._members["another"].profile, desk.now())
         await publisher.publish(2.0, page(1))
@@ -612,7 +612,7 @@ async def test_a_huge_message_is_not_taken_in(monkeypatch: pytest.MonkeyPatch) -
         await publisher.publish(1.0, page(0))
         await until(lambda: desk.keys() == {KEYS[0]})
         await publisher.send(b"kv", (1).to_bytes(8, "big"), bytes(1_000_000))
-        await until(lambda: feed.counters.connections == 2)
+        await until(lambda: feed.counters.connections >= 2)
         await publisher.publish(2.0, page(1))
         await until(lambda: desk.keys() == set(KEYS[:2]))
     await publisher.close()
@@ -754,8 +754,9 @@ async def test_an_engine_that_connects_is_heard_at_an_address_with_a_star() -> N
     feed = KVFeed("w", f"tcp://*:{port}", None, None, 4, desk, foreign=ForeignKeys(MODEL, 4))
     async with running(feed):
         for life in range(2):
-            pub = zmq.asyncio.Context.instance().socket(zmq.PUB)
+            pub = zmq.asyncio.Context.instance().socket(zmq.XPUB)
             pub.connect(f"tcp://127.0.0.1:{port}")
+            assert (await pub.recv())[0], "it is subscribed to"
             await until(lambda: feed.up)
             batch = kvwire.Batch(1.0 + life, (Blocks(4).stored(ids[life : 8 + life]),))
             await pub.send_multipart([b"", bytes(8), encode(kvwire.to_wire(batch))])
