@@ -78,6 +78,9 @@ class RouterConfig:
         flag="silence")
     retries: int = option(
         2, "How often a request goes elsewhere before its answer has begun.", FAILURES, "COUNT", ">= 0")
+    migrations: int = option(
+        8, "How often an answer that has begun goes on elsewhere if its worker fails.", FAILURES, "COUNT",
+        ">= 0")
     probe_timeout_s: float = option(
         2.0, "How long a worker may take to tell its load.", FAILURES, "SECONDS", "> 0")
     probe_failures: int = option(

@@ -24,14 +24,16 @@ class Limits(NamedTuple):
 class Ticket:
     """One request at its desk.
 
-    tokens: what it counts for its tenant. avoid: workers that have failed it. decision, sent: the present
-    choice, and when it went out. probe: it tries a worker that has failed. asked: the fleet knows that it
-    waits. answer: what it waits for.
+    tokens: what it counts for its tenant. begun: its client has a part of the answer. avoid: workers that
+    have failed it, or cannot go on with what has begun. decision, sent: the present choice, and when it went
+    out. probe: it tries a worker that has failed. asked: the fleet knows that it waits. answer: what it waits
+    for.
     """
 
     request: RouteRequest
     tenant: str
     tokens: int
+    begun: bool = False
     avoid: set[str] = field(default_factory=set)
     decision: Decision | None = None
     sent: float = 0.0
