@@ -5,7 +5,7 @@ Rules:
 1. Kernel, text, scheduler and server are the real ones; what is computed is pretended (`engine.paced`), so
    every engine gives the same answer.
 2. An engine makes as many steps as it has left; so a test decides where an answer is when its engine fails.
-3. What fails is a connection or a byte, as on a network: `kill` cuts every connection and closes the socket.
+3. What fails is a connection or a byte, as on a network.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import uvicorn
@@ -132,10 +133,15 @@ class Engine:
             await asyncio.sleep(0.01)
 
     def kill(self) -> None:
-        """Cut every connection, and take no further one."""
+        """Take no further connection, and cut every one."""
         assert self.http is not None
-        for listening in self.http.servers:
-            listening.close()
+        for server in self.http.servers:
+            server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut every connection."""
+        assert self.http is not None
         for connection in list(self.http.server_state.connections):
             connection.transport.abort()  # type: ignore[union-attr]
 
@@ -143,7 +149,12 @@ class Engine:
 def made(name: str, **config: Any) -> Engine:
     settings: dict[str, Any] = {"paced": PRESET, "pace_factor": 1e-6, "kv_tokens": 4096, **config}
     engine = SteppedEngine(build_paced(EngineConfig(**settings)))
-    return Engine(name, engine, create_app(engine, CONFIG, ModelText.load(EngineConfig().model)))
+    return Engine(name, engine, create_app(engine, CONFIG, _text()))
+
+
+@cache
+def _text() -> ModelText:
+    return ModelText.load(EngineConfig().model)
 
 
 @contextlib.asynccontextmanager
