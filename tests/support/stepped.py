@@ -2,8 +2,8 @@
 `SteppedEngine`, `Engine` and `engines`.
 
 Rules:
-1. Kernel, text, scheduler and server are the real ones; what is computed is pretended (`engine.paced`), so
-   every engine gives the same answer.
+1. Kernel, text, scheduler and server are the real ones. What is computed is pretended (`engine.paced`) or
+   computed in fp32, so every engine gives the same answer.
 2. An engine makes as many steps as it has left; so a test decides where an answer is when its engine fails.
 3. What fails is a connection or a byte, as on a network.
 """
@@ -146,9 +146,14 @@ class Engine:
             connection.transport.abort()  # type: ignore[union-attr]
 
 
-def made(name: str, **config: Any) -> Engine:
-    settings: dict[str, Any] = {"paced": PRESET, "pace_factor": 1e-6, "kv_tokens": 4096, **config}
-    engine = SteppedEngine(build_paced(EngineConfig(**settings)))
+def paced(name: str) -> Engine:
+    """An engine that only pretends to compute, and hardly waits."""
+    return behind(name, build_paced(EngineConfig(paced=PRESET, pace_factor=1e-6, kv_tokens=4096)))
+
+
+def behind(name: str, loop: EngineLoop) -> Engine:
+    """A server before a loop of the default model."""
+    engine = SteppedEngine(loop)
     return Engine(name, engine, create_app(engine, CONFIG, _text()))
 
 
@@ -171,6 +176,6 @@ async def listening(one: Engine) -> AsyncIterator[Engine]:
 
 @contextlib.asynccontextmanager
 async def engines(count: int) -> AsyncIterator[list[Engine]]:
-    """So many, named e0, e1, ..., running and listening."""
+    """So many paced ones, named e0, e1, ..., running and listening."""
     async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(listening(made(f"e{n}"))) for n in range(count)]
+        yield [await stack.enter_async_context(listening(paced(f"e{n}"))) for n in range(count)]

@@ -142,24 +142,39 @@ async def test_stop_strings_match_across_the_seam() -> None:
         assert sum(moved(found).values()) >= 3
 
 
-async def test_an_answer_may_break_again_and_again() -> None:
+async def test_an_answer_may_break_again_and_again_and_come_back() -> None:
     asked = body(CHAT, n=2, temperature=1, seed=3, max_tokens=20)
-    async with engines(4) as those, before(*those) as found:
-        whole = await undisturbed(those[3], CHAT, asked)
-        for one in those[:3]:
+    async with engines(2) as those, before(*those) as found:
+        whole = await undisturbed(those[1], CHAT, asked)
+        for one in those:
             one.engine.let(5)
         answer = asyncio.ensure_future(found.http.post(CHAT, json=asked))
         for _ in range(3):
-            await found.until(lambda: any(o.engine.left < 1 and o.hung is False for o in those[:3]))
-            (one,) = [o for o in those[:3] if o.engine.left < 1]
+            await found.until(lambda: any(one.engine.left < 1 for one in those))
+            (one,) = [each for each in those if each.engine.left < 1]
             await until_stopped(found, one)
-            one.kill()
-            one.engine.left = 99
+            one.cut()
+            one.engine.let(5)
+        for one in those:
+            one.engine.let(math.inf)
         assert same((await answer).content) == whole
         assert moved(found) == {("cut", "resumed"): 3}
-        prompts = [outcome.decision.prompt for outcome in found.pool.desk.recent]
+        stays = list(found.pool.desk.recent)
+        assert [stay.stage for stay in stays] == ["failed"] * 3 + ["ended"]
+        assert len({stay.decision.worker for stay in stays}) == 2
+        prompts = [stay.decision.prompt for stay in stays]
         assert prompts == sorted(set(prompts))  # each booking has the outputs so far in its prompt
+        assert all(stay.first_s is not None for stay in stays)
         found.nothing_left()
+
+
+async def test_the_rest_does_not_go_to_the_worker_that_has_just_failed() -> None:
+    """Although it has the prompt, and takes connections."""
+    asked = body(TEXT, prompt=list(range(100, 200)))
+    async with engines(2) as those, before(*those, policy="affinity") as found:
+        whole = await undisturbed(those[0], TEXT, asked)
+        assert same(await broken_off(found, those, TEXT, asked, 4)) == whole
+        assert len({stay.decision.worker for stay in found.pool.desk.recent}) == 2
 
 
 async def test_a_worker_that_hangs_is_left_in_time() -> None:
@@ -357,15 +372,15 @@ async def test_the_rest_is_asked_for_with_the_client_s_headers_and_body() -> Non
 
     one = FakeWorker("one", breaks, load=own(), models=CARDS)
     two = FakeWorker("two", goes_on, load=own(), models=CARDS)
-    vllm = FakeWorker("vllm", says("x"), metrics='vllm:num_requests_running{engine="0"} 0\n', models=CARDS)
+    closed = FakeWorker("closed", says("x"), load=own(resume=False), models=CARDS)
     sent = b'{"stream":true,\n "prompt": "\xc3\xa4"}'
     headers = {"content-type": "application/json", "traceparent": "00-1-2-01", "x-request-id": "mine",
                INTERNAL_HEADER: "forged"}  # fmt: skip
-    async with fleet(one, vllm, two, **OWN) as found:
+    async with fleet(one, closed, two, **OWN) as found:
         answer = await found.http.post(f"{TEXT}?a=b", content=sent, headers=headers)
         found.nothing_left()
     assert answer.content == chunk("a") + chunk("bb") + chunk("ccc") + DONE
-    assert not vllm.asked
+    assert not closed.asked
     (asked,) = two.asked
     assert (asked.path, asked.query) == (RESUME_PATH, b"")
     assert {name: asked.headers[name] for name in headers} == {**headers, INTERNAL_HEADER: KEY}
@@ -451,6 +466,18 @@ async def test_an_answer_that_has_begun_waits_behind_no_other_and_is_never_too_l
             for ticket, task in zip(new, tasks, strict=True):
                 task.cancel()
                 desk.close(ticket, Stage.CANCELLED)
+
+
+async def test_an_answer_that_moves_has_begun() -> None:
+    async with engines(2) as (one, two), before(one, two) as found:
+        whole = await undisturbed(two, CHAT, body(CHAT))
+        one.engine.let(4)
+        answer = asyncio.ensure_future(found.http.post(CHAT, json=body(CHAT)))
+        await until_stopped(found, one)
+        found.pool.desk._limits = found.pool.desk._limits._replace(refuse_above_s=1e-12)
+        assert (await found.http.post(CHAT, json=body(CHAT))).status_code == 429
+        one.kill()
+        assert same((await answer).content) == whole
 
 
 async def test_what_a_slow_client_was_being_given_is_not_lost_when_its_worker_falls_silent() -> None:
