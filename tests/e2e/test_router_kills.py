@@ -191,19 +191,18 @@ async def test_workers_are_killed_twenty_times_under_fifty_streams() -> None:
     """Each is started again at once, with an empty cache, and gets requests again."""
     asked = bodies(50, tokens=1200)
     texts = await undisturbed(asked)
-    with paced(3, pace=30) as fleet:
-        with router(fleet, "--migrations", "20") as before:
-            async with running(before.url, asked) as clients:
-                for number in range(20):
-                    await further(clients, 2)
-                    url = fleet.urls[number % 3]
-                    fleet.kill(url)
-                    fleet.start(url)
-                    await until(lambda n=number: _well(before, n % 3, n // 3 + 1))
-            assert [one.text() for one in clients] == texts
-            view = state(before)
-            assert not view["cut"]
-            assert sum(resumed(view).values()) > 100
+    with paced(3, pace=30) as fleet, router(fleet, "--migrations", "20") as before:
+        async with running(before.url, asked) as clients:
+            for number in range(20):
+                await further(clients, 2)
+                url = fleet.urls[number % 3]
+                fleet.kill(url)
+                fleet.start(url)
+                await until(lambda n=number: _well(before, n % 3, n // 3 + 1))
+        assert [one.text() for one in clients] == texts
+        view = state(before)
+        assert not view["cut"]
+        assert sum(resumed(view).values()) > 100
 
 
 def _well(before: Server, number: int, lives: int) -> bool:

@@ -33,10 +33,10 @@ def test_a_stream_passes_as_it_is_however_it_is_cut(end: str, cuts: list[int]) -
         "data: {1}" + end + ": comment" + end + "event: x\ndata: {2}" + end + "data: [DONE]" + end
     ).encode()
     passage, parts = joined(data, cuts)
-    end = passage.ended()
-    assert end is not None
+    rest = passage.ended()
+    assert rest is not None
     assert passage.done
-    assert b"".join([*parts, end]) == data
+    assert b"".join([*parts, rest]) == data
     assert all(part.endswith(end.encode()) for part in parts if part)
 
 
