@@ -21,7 +21,7 @@ NO_HEADERS: Mapping[str, str] = {}
 
 def joined(data: bytes, cuts: list[int]) -> tuple[Passage, list[bytes]]:
     """The bytes through a passage, cut at these places."""
-    passage = Passage(events=True, done=True)
+    passage = Passage(events=True, must_end=True)
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     return passage, [passage.feed(data[a:b]) for a, b in pairwise(places)]
 
@@ -33,7 +33,10 @@ def test_a_stream_passes_as_it_is_however_it_is_cut(end: str, cuts: list[int]) -
         "data: {1}" + end + ": comment" + end + "event: x\ndata: {2}" + end + "data: [DONE]" + end
     ).encode()
     passage, parts = joined(data, cuts)
-    assert b"".join([*parts, passage.ended()]) == data
+    rest = passage.ended()
+    assert rest is not None
+    assert passage.done
+    assert b"".join([*parts, rest]) == data
     assert all(part.endswith(end.encode()) for part in parts if part)
 
 
@@ -49,7 +52,7 @@ def test_a_stream_that_breaks_anywhere_is_whole_events_and_an_error(cut: int, cu
 
 
 def test_comments_are_no_beginning() -> None:
-    passage = Passage(events=True, done=True)
+    passage = Passage(events=True, must_end=True)
     passage.feed(b": keep-alive\n\n")
     assert not passage.begun
     passage.feed(b"event: chunk\ndata: {}\n\n")
@@ -57,9 +60,22 @@ def test_comments_are_no_beginning() -> None:
 
 
 def test_an_event_without_end_is_not_kept_for_ever() -> None:
-    passage = Passage(events=True, done=True)
+    passage = Passage(events=True, must_end=True)
     assert passage.feed(b"data: ") == b""
     assert len(passage.feed(b"x" * (2 << 20))) > 1 << 20
+    last = passage.broken("it is gone")
+    assert last is not None
+    assert last.startswith(b"\n\ndata: ")  # the event that the client has a part of ends first
+
+
+def test_a_stream_is_complete_by_its_last_event_and_not_by_what_a_text_says() -> None:
+    passage = Passage(events=True, must_end=True)
+    passage.feed(b'data: {"text": "[DONE]"}\n\n')
+    assert not passage.done
+    assert passage.ended() is None
+    passage.feed(b"data: [DONE]")
+    assert passage.ended() == b"data: [DONE]"
+    assert passage.done
 
 
 async def read(value: Any, headers: Mapping[str, str] = NO_HEADERS, size: int = 4) -> Prompt:

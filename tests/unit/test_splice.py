@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hotprefix.router import splice as module
+from hotprefix.router.passage import Passage
 from hotprefix.router.splice import Splice
 
 PATH, BODY = "/v1/chat/completions", b' {"stream": true, "messages": []}\n'
@@ -140,7 +141,7 @@ def test_a_lost_stream_gives_nothing_more() -> None:
     good = HEAD + mark(0, [5]) + event("a")
     error = b':hp "lost"\ndata: {"error":{"message":"the engine died"}}\n\n'
     assert splice.feed(good + error + mark(0, [6]) + event("b")) == event("a")
-    assert splice.lost
+    assert splice.lost == "gave_up"
     assert not splice.done
     assert choices(splice) == {0: ([5], 1, 0, False)}
     assert not splice.lost
@@ -156,23 +157,27 @@ def test_an_error_that_would_be_the_same_elsewhere_ends_the_answer() -> None:
 
 
 PLAIN: list[bytes] = [
-    b"data: {}\n\ndata: [DONE]\n\n", b": hello\n\ndata: {}\n\n", b":hp", b":hq \n", b"\r\n", b"<html>",
-    b"\n\n\n", b'data: {"error":{}}\n\ndata: more\n\n', b"event: x\ndata: :hp {}\n\n", b":HP {}\n",
-    b"\x00\xff\x00",
+    b"data: {}\n\ndata: [DONE]\n\n", b": hello\n\ndata: {}\n\n", b":hp", b":hq \n\n", b"\r\n\r\n", b"<html>",
+    b"\n\n\n", b'data: {"error":{}}\n\ndata: more\n\n', b"event: x\ndata: :hp {}\n\n", b":HP {}\n\n",
+    b"\x00\xff\x00", b"",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", PLAIN)
-def test_a_stream_without_marks_passes_through_as_it_comes(stream: bytes) -> None:
-    """Also incomplete events: there is no wait but for the first few bytes, while they could be a mark."""
-    splice = Splice(PATH, BODY)
-    given = b""
-    for at in range(len(stream)):
-        given += splice.feed(stream[at : at + 1])
-        assert given == stream[: at + 1] or b":hp ".startswith(stream[: at + 1])
-    assert given == ("" if stream == b":hp" else stream) or stream == b":hp"
-    assert not splice.marked
-    assert splice.continuation() is None
+def test_a_stream_without_marks_goes_the_way_of_any_other(stream: bytes) -> None:
+    for size in (1, 3, 100):
+        splice, passage = Splice(PATH, BODY), Passage(events=True, must_end=True)
+        given, wanted = b"", b""
+        for at in range(0, len(stream), size):
+            given += splice.feed(stream[at : at + size])
+            wanted += passage.feed(stream[at : at + size])
+        assert given == wanted
+        assert not splice.marked
+        assert splice.continuation() is None
+        assert (splice.begun, splice.done, splice.lost) == (passage.begun, passage.done, "")
+        end = passage.ended()
+        assert splice.ended() == end
+        assert end is not None or splice.broken("it is gone") == passage.broken("it is gone")
 
 
 BAD_MARKS = [
@@ -200,20 +205,76 @@ def test_what_is_no_stream_of_an_engine_that_goes_on_is_lost(stream: bytes) -> N
     assert choices(splice) == {0: ([5], 1, 0, False)}
 
 
-def test_giving_up_ends_the_answer_with_an_error_that_can_be_read() -> None:
+BAD_EVENTS = [b"\x00garbage\n\n", b"<html></html>\n\n", COUNTS + COUNTS, COUNTS + b"event: x\n\n"]
+
+
+@pytest.mark.parametrize("bad", BAD_EVENTS)
+def test_what_is_no_event_of_an_engine_loses_the_stream_and_not_the_answer(bad: bytes) -> None:
+    splice = Splice(PATH, BODY)
+    assert splice.feed(HEAD + mark(0, [5]) + event("a") + bad + mark(0, [6]) + event("b")) == event("a")
+    assert splice.lost == "garbage"
+    assert choices(splice) == {0: ([5], 1, 0, False)}
+    rest = mark(0, [6], ended=True) + event("b") + COUNTS + DONE
+    assert splice.feed(HEAD + rest) == event("b") + COUNTS + DONE
+
+
+def test_an_engine_that_cannot_go_on_loses_the_stream_and_not_the_answer() -> None:
+    """Comments had to begin its stream, so it could not refuse with a status."""
+    splice = Splice(PATH, BODY)
+    splice.feed(HEAD + mark(0, [5]) + event("a"))
+    error = b'data: {"error":{"message":"other ids here"}}\n\n'
+    assert splice.continuation() is not None
+    assert splice.feed(HEAD + BEAT + error) == BEAT
+    assert splice.lost == "gave_up"
+    assert choices(splice) == {0: ([5], 1, 0, False)}
+    assert splice.feed(HEAD + mark(0, [6]) + event("b") + error) == event("b") + error
+    assert splice.done
+
+
+def test_an_end_without_done_is_no_end() -> None:
+    splice = Splice(PATH, BODY)
+    splice.feed(STREAM[: -len(DONE)])
+    assert splice.ended() is None
+    splice.continuation()
+    assert splice.ended() is None
+    splice.feed(HEAD + COUNTS + DONE)
+    assert splice.ended() == b""
+
+
+def test_each_stream_begins_with_an_event_of_a_choice() -> None:
+    splice = Splice(PATH, BODY)
+    splice.feed(HEAD + BEAT)
+    assert not splice.begun
+    splice.feed(mark(0, [5]) + event("a"))
+    assert splice.begun
+    splice.continuation()
+    assert not splice.begun
+    splice.feed(HEAD + BEAT + mark(0, [6]) + event("b"))
+    assert splice.begun
+
+
+def test_a_continuation_says_how_many_outputs_it_has() -> None:
+    splice = Splice(PATH, BODY)
+    for ids in ([5], [6, 7, 8]):
+        splice.feed(HEAD + mark(0, ids) + event("a") + mark(1, ids) + event("a", 1))
+        wanted = splice.continuation()
+        assert wanted is not None
+    assert wanted.outputs == 8
+
+
+def test_an_answer_that_cannot_be_completed_ends_with_an_error_that_can_be_read() -> None:
     splice = Splice(PATH, BODY)
     shown = splice.feed(HEAD + mark(0, [5]) + event("a") + b"data: {")
     assert splice.continuation() is not None
-    shown += splice.give_up("no engine is left", code="no_worker")
+    last = splice.broken("no engine is left")
+    assert last is not None
     assert splice.done
     assert splice.feed(DONE) == b""
-    first, second, rest = shown.split(b"\n\n")
+    first, second, rest = (shown + last).split(b"\n\n")
     assert (first + b"\n\n", rest) == (event("a"), b"")
     error: dict[str, Any] = json.loads(second.removeprefix(b"data: "))["error"]
-    assert (error["message"], error["code"]) == ("no engine is left", "no_worker")
-    plain = Splice(PATH, BODY)
-    shown = plain.feed(b'data: {"x') + plain.give_up("it broke off")
-    assert shown.startswith(b'data: {"x\n\ndata: {"error":')
+    assert error["message"] == "no engine is left; the answer is not complete"
+    assert error["code"] == "worker_lost"
 
 
 def test_a_long_event_passes_through_and_ends_what_can_be_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +295,9 @@ def test_a_long_event_passes_through_and_ends_what_can_be_taken_up(monkeypatch: 
     assert wanted.startswith(shown)
     assert len(shown) > 2500
     assert splice.continuation() is None
-    assert splice.give_up("it broke off").startswith(b"\n\ndata: ")
+    last = splice.broken("it broke off")
+    assert last is not None
+    assert last.startswith(b"\n\ndata: ")
 
 
 def test_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,5 +309,5 @@ def test_ids_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     more = b"".join(mark(n, [n]) + event("") for n in range(50))
     assert splice.feed(HEAD + more + DONE) == event("") * 50 + DONE
     assert not splice._sent
-    splice.done = False
+    splice._done = False
     assert splice.continuation() is None

@@ -24,14 +24,15 @@ class Why(StrEnum):
 
 
 class Call:
-    """See the module's rules. Made in the task that it stands for. left: the client has."""
+    """See the module's rules. Made in the task that it stands for. left: the client has. giving: the client
+    is given bytes, which an interruption would lose."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self.why: Why | None = None
-        self.left = False
+        self.left = self.giving = False
 
     def interrupt(self, why: Why) -> None:
         """Stop what the task waits for. A second reason changes nothing."""

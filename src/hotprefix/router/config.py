@@ -7,13 +7,12 @@ a SHA-256 digest only. Units: seconds, tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from hotprefix.errors import ConfigError
 from hotprefix.fleet.config import FleetConfig, RoutingPolicy
 from hotprefix.options import Group, check, option
 from hotprefix.router.worker_spec import parse_all
-from hotprefix.server.config import ServerConfig
+from hotprefix.server.config import ServerConfig, internal_key
 
 WORKERS, ROUTING, FAILURES, OVERLOAD = Group.WORKERS, Group.ROUTING, Group.FAILURES, Group.OVERLOAD
 DEFAULT_COST = "llama-3.1-8b.1xh100.fp8"
@@ -62,7 +61,7 @@ class RouterConfig:
         unset="none may")
     internal_key: str | None = option(
         None, "File with the key by which this router shows its engines who it is.", WORKERS, "FILE",
-        flag="internal-key-file", repr=False, read=lambda path: key_in(path),
+        flag="internal-key-file", repr=False, read=lambda path: internal_key(path),
         unset="internal routes stay closed")
 
     tokenizers: tuple[str, ...] = option(
@@ -89,6 +88,9 @@ class RouterConfig:
         flag="silence")
     retries: int = option(
         2, "How often a request goes elsewhere before its answer has begun.", FAILURES, "COUNT", ">= 0")
+    migrations: int = option(
+        8, "How often an answer that has begun goes on elsewhere if its worker fails.", FAILURES, "COUNT",
+        ">= 0")
     probe_timeout_s: float = option(
         2.0, "How long a worker may take to tell its load.", FAILURES, "SECONDS", "> 0")
     probe_failures: int = option(
@@ -132,17 +134,3 @@ class RouterConfig:
             bound=self.bound,
             hold_s=2 * self.hold_s + 1.0,
         )
-
-
-def key_in(path: Path) -> str:
-    """The one key in a file. Raises ConfigError."""
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"internal key file {path}: {error}", param="internal_key_file") from error
-    if len(key.split()) != 1:
-        raise ConfigError(
-            f"internal key file {path} holds {len(key.split())} keys: give exactly one",
-            param="internal_key_file",
-        )
-    return key

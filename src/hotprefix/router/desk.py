@@ -4,7 +4,8 @@ Rules:
 1. A ticket has one ending, whatever happens: `close` ends its booking or its wait, and may be called twice.
 2. A choice is asked for and booked in one piece, without waiting in between; a ticket that waits is booked by
    whatever makes room, so its owner must close it even if it never saw the choice.
-3. A request that comes while others wait queues behind them.
+3. A request that comes while others wait queues behind them. One whose answer has begun does not, and is
+   never refused for coming late.
 4. A worker in trouble is avoided, never taken out of the fleet: its load and what it has cached stay known.
 5. Everything is called in the router's event loop; the clock is read once a call.
 """
@@ -79,7 +80,7 @@ class Desk:
     async def place(self, ticket: Ticket) -> Decision:
         """A worker for the request, which may wait for it. Raises ApiError 429 or 503."""
         now = ticket.since = self._clock()
-        decision = None if self._hold.count else self._ask(ticket, now)
+        decision = self._ask(ticket, now) if ticket.begun or not self._hold.count else None
         if decision is not None:
             return decision
         if self._hopeless(ticket):
@@ -212,7 +213,7 @@ class Desk:
     def _check_in_time(self, ticket: Ticket, found: Decision, now: float) -> None:
         most = self._limits.refuse_above_s
         soonest = min(found.parts.first, *(each.parts.first for each in found.runners_up), found.parts.first)
-        if not most or soonest <= most:
+        if not most or soonest <= most or ticket.begun:
             return
         self.fleet.progress(ticket.id, Stage.CANCELLED, now)
         self._refused(ticket, "too_late", now)

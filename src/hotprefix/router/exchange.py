@@ -4,7 +4,8 @@ answer, and passing the answer on.
 Rules:
 1. Until the first byte of the answer's body is there nothing is sent to the client, so a failure before it
    can be made good elsewhere.
-2. What the worker sends afterwards goes to the client as it comes, and not faster than the client reads.
+2. What the worker sends afterwards goes to the client as it comes, and not faster than the client reads. An
+   answer that breaks off is not ended here: another worker may go on with it.
 3. Only what says something of the worker counts for its breaker: connections that fail, answers that are no
    HTTP, 5xx and silence against it, 2xx for it. A 4xx says something of the request and nothing of the
    worker, whatever state the breaker is in; a client that leaves says nothing, either.
@@ -13,7 +14,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,11 +23,12 @@ from multidict import CIMultiDict
 from pydantic_core import from_json
 from starlette.types import Send
 
+from hotprefix.errors import shortened
 from hotprefix.fleet.records import Seen
 from hotprefix.router.asking import reason
 from hotprefix.router.calls import Call, Why
 from hotprefix.router.headers import to_client
-from hotprefix.router.passage import Passage
+from hotprefix.router.passage import WHY_LOST, Way
 from hotprefix.router.worker import Worker
 
 READ_USAGE_BYTES = 256 * 1024
@@ -54,8 +55,8 @@ class WorkerFailed(Exception):
         self.kind, self.accepted = kind, accepted
 
 
-class Cut(Exception):
-    """The answer broke off after its first byte, and the client has been told. kind: as above."""
+class Broken(Exception):
+    """The answer broke off after its first byte, and the client has not been told. kind: as above."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -113,6 +114,12 @@ class Exchange:
         return self._answer.status
 
     @property
+    def events(self) -> bool:
+        """The answer is a stream of events."""
+        assert self._answer is not None
+        return self._answer.headers.get("content-type", "").lower().startswith("text/event-stream")
+
+    @property
     def retried(self) -> bool:
         """The answer is one that another worker may better."""
         return self.status >= 500 or self.status in RETRIED
@@ -150,56 +157,81 @@ class Exchange:
         if self.status < 300:
             self._for()
 
-    async def relay(self, send: Send, query: Query, seen: Callable[[Seen], None]) -> None:
-        """Pass the answer on. seen: told of the first token, or at the end of a whole answer. Raises Cut."""
-        answer = self._answer
-        assert answer is not None
-        events = answer.headers.get("content-type", "").lower().startswith("text/event-stream")
-        passage = Passage(events=events, done=query.done_at_end and answer.status == 200)
-        kept = Kept(wanted=answer.status == 200 and not events)
-        await send(
-            {"type": "http.response.start", "status": answer.status, "headers": to_client(answer.raw_headers)}
-        )
+    def complaint(self) -> str:
+        """What an answer that is an error says."""
         try:
-            await self._pass_on(send, answer, passage, kept, seen)
+            said = str(from_json(self._first)["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            said = ""
+        return f"status {self.status}" + (f": {shortened(said, 200)}" if said else "")
+
+    async def begin(self, send: Send) -> None:
+        """Pass status and headers on."""
+        assert self._answer is not None
+        headers = to_client(self._answer.raw_headers)
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+
+    async def relay(self, send: Send, way: Way, seen: Callable[[Seen], None]) -> None:
+        """Pass the answer on to its end. seen: told of the first token, or at the end of a whole answer.
+        Raises Broken."""
+        kept = Kept(wanted=self.status == 200 and not self.events)
+        last: bytes | None = b""
+        try:
+            last = await self._pass_on(send, way, kept, seen)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            await self._break_off(send, passage, "cut", reason(error))
+            if not way.done:
+                kind = "timeout" if isinstance(error, TimeoutError) else "cut"
+                raise self._broken(kind, reason(error)) from None
         except asyncio.CancelledError:
             if not self._call.caught(Why.WORKER_SILENT):
                 raise
-            await self._break_off(send, passage, "silent", "it went silent")
+            if not way.done:
+                raise self._broken("silent", "it went silent") from None
+        if last is None:
+            raise self._broken("end", "it ended the stream before its end")
         self._worker.calls.discard(self._call)
         if kept.wanted:
             seen(Seen(cached=kept.cached(), whole=True))
-        await send({"type": "http.response.body", "body": passage.ended(), "more_body": False})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _pass_on(
-        self, send: Send, answer: aiohttp.ClientResponse, passage: Passage, kept: Kept,
-        seen: Callable[[Seen], None],
-    ) -> None:  # fmt: skip
-        part, content, untold = self._first, answer.content, not kept.wanted and answer.status == 200
+        self, send: Send, way: Way, kept: Kept, seen: Callable[[Seen], None]
+    ) -> bytes | None:  # fmt: skip
+        """Returns the client's last bytes; None: the answer is not complete."""
+        assert self._answer is not None
+        part, content, untold = self._first, self._answer.content, not kept.wanted and self.status == 200
         while part or not content.at_eof():
             if part:
-                out = passage.feed(part)
-                if untold and passage.begun:
+                out = way.feed(part)
+                if untold and way.begun:
                     untold = False
                     seen(Seen())
                 kept.add(part)
                 if out:
-                    await send({"type": "http.response.body", "body": out, "more_body": True})
+                    await self._give(send, out)
+                if way.lost:
+                    raise self._broken(way.lost, WHY_LOST[way.lost])
+                if self._worker.silent:  # since bytes were given
+                    if way.done:
+                        break
+                    raise self._broken("silent", "it went silent")
             part = await content.readany()
+        return way.ended()
 
-    async def _break_off(self, send: Send, passage: Passage, kind: str, why: str) -> None:
-        """Raises Cut."""
-        self._told = False  # a failure outweighs the good beginning
-        self._against(kind, why)
-        last = passage.broken(f"the worker failed in the middle of the answer ({why})")
-        if last is not None:
-            with contextlib.suppress(OSError):
-                await send({"type": "http.response.body", "body": last, "more_body": False})
-        raise Cut(kind, why)
+    async def _give(self, send: Send, data: bytes) -> None:
+        """Give the client bytes, all or, if it has left, none."""
+        self._call.giving = True
+        try:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        finally:
+            self._call.giving = False
 
     # -- the breaker ------------------------------------------------------------------------------
+
+    def _broken(self, kind: str, why: str) -> Broken:
+        self._told = False  # a failure outweighs the good beginning
+        self._against(kind, why)
+        return Broken(kind, f"worker {self._worker.name} failed in the middle of the answer ({why})")
 
     def _failed(self, kind: str, message: str, *, accepted: bool = False) -> WorkerFailed:
         self._against(kind, message)

@@ -5,8 +5,9 @@ Rules:
 1. A ticket is closed on every path: answered, refused, failed, cut, left by its client, or ended by a fault
    of ours.
 2. Before the first byte a request goes elsewhere on failed connections, 5xx and 429, `retries` times at most,
-   never on another 4xx. After it, never. A worker that took the request and then said nothing for too long
-   may still work on it, so that is no reason to run it twice; a worker that stopped answering everything is.
+   never on another 4xx. A worker that took the request and then said nothing for too long may still work on
+   it, so that is no reason to run it twice; a worker that stopped answering everything is. After the first
+   byte, see migration.py.
 3. If nobody else can take it, the client gets the last answer that a worker gave, as it is.
 4. A client that leaves frees its worker at once: the connection to it is closed.
 """
@@ -19,42 +20,33 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from hotprefix.fleet.records import Stage
+from hotprefix.router.attempt import Sent, attempt
 from hotprefix.router.calls import Call, Why
 from hotprefix.router.config import RouterConfig
-from hotprefix.router.exchange import Cut, Exchange, Query, WorkerFailed
-from hotprefix.router.headers import to_worker
+from hotprefix.router.exchange import Broken, Exchange, Query, WorkerFailed
 from hotprefix.router.isolation import salted
-from hotprefix.router.pools import Pool, Pools
+from hotprefix.router.migration import Cut, Migration
+from hotprefix.router.passage import Passage, Way
+from hotprefix.router.pools import Pools
 from hotprefix.router.prompt import Matcher
-from hotprefix.router.ticket import Ticket
+from hotprefix.router.splice import Splice
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError, response_of
-from hotprefix.server.guard import ARRIVED, REQUEST_ID, TENANT, Gate, payer
+from hotprefix.server.guard import ARRIVED, TENANT, Gate, payer
 from hotprefix.server.intake import Intake
 
 if TYPE_CHECKING:
-    from hotprefix.router.route_spans import RouteSpan, RouteSpans
+    from hotprefix.router.route_spans import RouteSpans
 
 log = logging.getLogger(__name__)
 ENDS_WITH_DONE = frozenset({"/v1/chat/completions", "/v1/completions"})
-
-
-class _Sent(NamedTuple):
-    """What is the same for every attempt of a request."""
-
-    pool: Pool
-    ticket: Ticket
-    query: Query
-    scope: Scope
-    call: Call
-    span: RouteSpan | None
 
 
 class Forward:
@@ -70,6 +62,7 @@ class Forward:
         self._config, self._server, self._pools, self._matcher = config, server, pools, matcher
         self._gate, self._told, self._clock = gate, told, clock
         self._intake = Intake(server)
+        self._migration = Migration(config)
         self.clients_left = 0
         self.cut: dict[str, int] = {}
 
@@ -120,11 +113,14 @@ class Forward:
         pool = self._pools.of(prompt.model)
         client = scope.get("client") or ("",)
         ticket = pool.desk.ticket(prompt, payer(self._server, headers, client[0]))
-        query = Query(scope["method"], path, query_of(scope), body, path in ENDS_WITH_DONE)
+        complete = path in ENDS_WITH_DONE
+        query = Query(scope["method"], path, query_of(scope), body, complete)
+        internal = self._config.internal_key if complete and self._config.migrations else None
         span = None if self._spans is None else self._spans.begin(headers, scope[ARRIVED])
         stage, status = Stage.FAILED, None
         try:
-            status = await self._tried(_Sent(pool, ticket, query, scope, call, span), send)
+            sent = Sent(pool, ticket, query, scope, call, internal, self._clock, span)
+            status = await self._tried(sent, send)
             stage = Stage.ENDED if status < 400 else Stage.FAILED
         except asyncio.CancelledError:
             stage = Stage.CANCELLED
@@ -134,7 +130,7 @@ class Forward:
             if span is not None:
                 span.ended(ticket, pool.model, stage, status)
 
-    async def _tried(self, sent: _Sent, send: Send) -> int:
+    async def _tried(self, sent: Sent, send: Send) -> int:
         """Try workers until one answers. Returns the status of its answer. Raises ApiError, Cut."""
         pool, ticket = sent.pool, sent.ticket
         await pool.desk.place(ticket)
@@ -147,28 +143,28 @@ class Forward:
                 await self._after(sent, failure, again=left > 0)
         raise AssertionError("the last attempt answers or raises")
 
-    async def _once(self, sent: _Sent, send: Send, *, again: bool) -> int | None:
+    async def _once(self, sent: Sent, send: Send, *, again: bool) -> int | None:
         """One attempt. Returns the status of the answer that was passed on; None: another worker has been
         chosen instead. Raises WorkerFailed, Cut."""
-        pool, ticket = sent.pool, sent.ticket
-        assert ticket.decision is not None
-        worker = pool.workers.get(ticket.decision.worker)
-        if worker is None:
-            raise WorkerFailed("left", "it has left the fleet")
-        headers = to_worker(sent.scope["headers"], worker.spec.client_key, sent.scope[REQUEST_ID])
-        if sent.span is not None:
-            sent.span.goes(ticket, headers)
-        pool.desk.sent(ticket)
-        async with Exchange(worker, sent.call, self._clock) as exchange:
-            await exchange.send(sent.query, headers)
-            if exchange.retried and again and self._elsewhere(sent, worker.name):
+        seen = partial(sent.pool.desk.first_token, sent.ticket)
+        async with attempt(sent, sent.query) as exchange:
+            if exchange.retried and again and self._elsewhere(sent):
                 return None
-            await exchange.relay(send, sent.query, partial(pool.desk.first_token, ticket))
-            return exchange.status
+            way = _way(sent, exchange)
+            await exchange.begin(send)
+            try:
+                await exchange.relay(send, way, seen)
+                return exchange.status
+            except Broken as error:
+                broken = error
+        await self._migration.complete(sent, send, way, broken)
+        return 200
 
-    def _elsewhere(self, sent: _Sent, name: str) -> bool:
+    def _elsewhere(self, sent: Sent) -> bool:
         """Whether another worker takes the request, without a wait: there is an answer to give already."""
         desk, ticket = sent.pool.desk, sent.ticket
+        assert ticket.decision is not None
+        name = ticket.decision.worker
         desk.close(ticket, Stage.FAILED)
         ticket.avoid.add(name)
         with contextlib.suppress(ApiError):
@@ -177,7 +173,7 @@ class Forward:
                 return True
         return False
 
-    async def _after(self, sent: _Sent, failure: WorkerFailed, *, again: bool) -> None:
+    async def _after(self, sent: Sent, failure: WorkerFailed, *, again: bool) -> None:
         """Another worker after a failure without an answer, if need be after a wait. If there is but one
         worker, and it closed a connection that had rested, it is tried again. Raises ApiError."""
         desk, ticket = sent.pool.desk, sent.ticket
@@ -193,6 +189,14 @@ class Forward:
             ticket.avoid.add(name)
         desk.tally.retries += 1
         await desk.place(ticket)
+
+
+def _way(sent: Sent, exchange: Exchange) -> Way:
+    """The way of this answer's bytes."""
+    ok, query = exchange.status == 200, sent.query
+    if ok and exchange.events and sent.internal is not None and query.body is not None:
+        return Splice(query.path, bytes(query.body))
+    return Passage(events=exchange.events, must_end=ok and query.done_at_end)
 
 
 def query_of(scope: Scope) -> str:

@@ -84,6 +84,9 @@ def _pools(pools: list[dict[str, Any]]) -> Iterator[Metric]:
         ("retries", "Requests that went to another worker before their answer began."),
     ):
         yield counters(f"router_{name}", text, "model", {pool["model"]: pool[name] for pool in pools})
+    moved = {(p["model"], m["reason"], m["outcome"]): m["count"] for p in pools for m in p["migrations"]}
+    text = "Answers that had begun and left their worker, by why, and what came of it."
+    yield counters("router_migrations", text, "model reason outcome", moved)
     yield counters("router_hits", "Prompt tokens by where hits go, and their requests.", "model of",
                    _two(pools, "model", "hits"))  # fmt: skip
     yield gauges("router_held", "Requests that wait now.", "model", {p["model"]: p["held"] for p in pools})

@@ -8,13 +8,13 @@ Rules:
 3. After a failure `continuation` says what to ask of another engine. Its stream is fed in like the first one,
    and goes on with the event behind the last that the client has. Id, date, model and counts are the first
    engine's, because the engine that goes on is told them.
-4. A stream without marks (of a server of another kind, or of an engine without the internal key) passes
-   through byte for byte, complete events or not, and cannot be taken up.
+4. A stream without marks (of a server of another kind, or of an engine without the internal key) goes the
+   way of an answer that one worker makes (passage), and cannot be taken up.
 5. Memory is bounded: the request's body, an incomplete event of at most MOST_EVENT_BYTES, and MOST_IDS ids.
    A longer event passes through as it comes. Beyond either limit the answer cannot be taken up.
 
 An answer that is not streamed needs none of this: the client has nothing of it, so its request is repeated as
-it is. The same holds as long as `begun` is false.
+it is.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from hotprefix.server.errors import ApiError
+from hotprefix.router.passage import GARBAGE, GAVE_UP, Continuation, Passage, lost_event
 from hotprefix.server.resume import LOST, MARK, RESUME_PATH
 
 MOST_EVENT_BYTES = 16 * 1024 * 1024
@@ -34,14 +34,6 @@ MOST_IDS = 1 << 20
 _END = b"\n\n"
 _DONE = b"data: [DONE]\n\n"
 _ERROR = b'data: {"error":'
-
-
-class Continuation(NamedTuple):
-    """What to ask of the engine that goes on: POST `body` to `path`, as JSON, with the internal key and the
-    headers of the client's request that the first engine got."""
-
-    path: str
-    body: bytes
 
 
 @dataclass(slots=True)
@@ -55,60 +47,73 @@ class _Sent:
 
 
 class Splice:
-    """One answer. path, body: the client's request.
+    """One answer, and a `Way`. path, body: the client's request.
 
-    begun: the client was given bytes.
-    marked: the current stream has marks. Its end is complete only if `done`; of another stream, HTTP tells.
-    lost: nothing good comes of the current stream any more: its engine says so, or it makes no sense.
-    done: the answer is complete, or has ended with an error that the client was given.
+    marked: the present stream has marks.
+    lost: GAVE_UP, its engine says so; GARBAGE, it makes no sense.
     """
 
     def __init__(self, path: str, body: bytes) -> None:
-        self.begun = self.marked = self.lost = self.done = False
+        self.marked = False
+        self.lost = ""
+        self._begun = self._done = False
+        self._plain: Passage | None = None  # the way of a first stream without marks
         self._path, self._body = path, body
         self._head: dict[str, Any] | None = None
         self._sent: dict[int, _Sent] = {}
         self._ids = 0
         self._rest = bytearray()
         self._searched = 0
-        self._fresh = True  # it is not known yet whether the current stream has marks
+        self._resumed = False  # the present stream goes on with an answer
+        self._fresh = True  # it is not known yet whether the present stream has marks
         self._counts = b""  # the event with the counts, until the stream ends
         self._of_choice = False  # a mark says that the event belongs to a choice
         self._inside = False  # the beginning of an incomplete event has been passed on
         self._limits_kept = True
 
+    @property
+    def begun(self) -> bool:
+        return self._begun if self._plain is None else self._plain.begun
+
+    @property
+    def done(self) -> bool:
+        return self._done if self._plain is None else self._plain.done
+
     def feed(self, data: bytes) -> bytes:
-        """Take bytes of the current stream, cut anywhere. Returns the client's bytes."""
-        if self.lost or self.done:
+        """Bytes of the present stream, cut anywhere. Returns the client's."""
+        if self._plain is not None:
+            return self._plain.feed(data)
+        if self.lost or self._done:
             return b""
-        if self._fresh or self.marked:
-            self._rest += data
-            data = self._taken()
-        self.begun = self.begun or bool(data)
-        return data
+        self._rest += data
+        return self._taken()
+
+    def ended(self) -> bytes | None:
+        if self._plain is not None:
+            return self._plain.ended()
+        return b"" if self._done else None
 
     def continuation(self) -> Continuation | None:
-        """The current stream has failed: it broke off, or is `lost`. Returns what to ask of another engine,
-        whose stream is to be fed in next; None if the answer is complete or cannot be taken up."""
-        if self.done or self._head is None or not self._limits_kept:
+        if self._done or self._head is None or not self._limits_kept:
             return None
-        self.marked = self.lost = False
+        self.marked = self._begun = False
+        self.lost = ""
         self._fresh, self._searched = True, 0
         self._rest.clear()
+        self._counts, self._resumed = b"", True
         choices = [
             {"index": index, "ids": one.ids.tolist(), "events": one.events, "cached": one.cached,
              "ended": one.ended}
             for index, one in sorted(self._sent.items())
         ]  # fmt: skip
         told = to_json({"path": self._path, "head": self._head, "choices": choices})
-        return Continuation(RESUME_PATH, told[:-1] + b',"body":' + self._body + b"}")
+        return Continuation(RESUME_PATH, told[:-1] + b',"body":' + self._body + b"}", self._ids)
 
-    def give_up(self, message: str, code: str = "worker_lost") -> bytes:
-        """The answer cannot be completed. Returns the error event that ends it."""
-        cut = self.begun and (self._inside or not (self.marked or self._fresh))
-        self.done = self.begun = True
-        event = b"data: " + to_json(ApiError(502, message, code=code).body()) + _END
-        return _END + event if cut else event
+    def broken(self, why: str) -> bytes | None:
+        if self._plain is not None:
+            return self._plain.broken(why)
+        self._done = True
+        return lost_event(why, inside=self._inside)
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -116,11 +121,11 @@ class Splice:
         """The client's part of what was read, as far as it is complete."""
         if self._fresh and not self._known():
             return b""
-        if not self.marked:
-            return self._all_but(0)
+        if self._plain is not None:
+            return self._plain.feed(self._all_but(0))
         found: list[bytes] = []
         start = 0
-        while not (self.lost or self.done):
+        while not (self.lost or self._done):
             end = self._rest.find(_END, max(start, self._searched))
             if end < 0:
                 break
@@ -143,7 +148,10 @@ class Splice:
         if len(start) < len(MARK) and MARK.startswith(start):
             return False
         self._fresh, self.marked = False, start == MARK
-        self.lost = not self.marked and self._head is not None  # no answer of an engine that goes on
+        if not self.marked and self._head is None:
+            self._plain = Passage(events=True, must_end=True)
+        elif not self.marked:
+            self.lost = GARBAGE  # no answer of an engine that goes on
         return not self.lost
 
     def _all_but(self, last: int) -> bytes:
@@ -161,13 +169,19 @@ class Splice:
         shown = self._unmarked(event)
         if self.lost:
             return b""
-        self.done = shown == _DONE or shown.startswith(_ERROR)
-        if self.done:
-            return self._counts + shown
-        if not self._of_choice and shown.startswith(b"data:"):
-            self._counts = shown
+        error = shown.startswith(_ERROR)
+        if error and self._resumed and not self._begun:
+            self.lost = GAVE_UP  # it cannot go on, and another engine may
             return b""
-        return shown
+        self._done = error or shown == _DONE
+        if self._done:
+            return self._counts + shown
+        if self._of_choice or shown.startswith(b":"):
+            return shown
+        if self._counts or not shown.startswith(b"data:"):
+            self.lost = GARBAGE
+        self._counts = shown
+        return b""
 
     def _unmarked(self, data: bytes) -> bytes:
         """Note the marks with which the bytes begin. Returns the bytes behind them."""
@@ -176,18 +190,18 @@ class Splice:
             try:
                 self._note(from_json(line[len(MARK) :]))
             except (ValueError, TypeError, OverflowError):
-                self.lost = True
+                self.lost = GARBAGE
         return data
 
     def _note(self, mark: Any) -> None:
         """Raises ValueError, TypeError or OverflowError for what is no mark."""
         if mark == LOST:
-            self.lost = True
+            self.lost = GAVE_UP
             return
         if isinstance(mark, dict):
             self._head = self._head or mark
             return
-        self._of_choice = True
+        self._of_choice = self._begun = True
         if self._limits_kept:
             index, ended, ids, cached = mark
             new = array("q", ids)

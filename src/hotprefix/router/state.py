@@ -73,6 +73,10 @@ def _pool(pool: Pool, now: float) -> dict[str, Any]:
         "refused": dict(tally.refused),
         "waited": tally.held,
         "retries": tally.retries,
+        "migrations": [
+            {"reason": reason, "outcome": outcome, "count": count}
+            for (reason, outcome), count in tally.migrations.items()
+        ],
         "first_token": {"predicted": _times(tally.predicted), "observed": _times(tally.observed)},
         "error": _errors(fleet.error),
         "recent": [_outcome(outcome, now) for outcome in reversed(pool.desk.recent)],
@@ -94,7 +98,7 @@ def _worker(worker: Worker, router: Router, now: float) -> dict[str, Any]:
         "opened": worker.breaker.opened,
         "prices": worker.prices,
         "events": worker.events,
-        "resumes": heard is not None and heard.resume,
+        "resumes": worker.resumes,
         "incarnation": None if heard is None else heard.incarnation,
         "asked_s": None if heard is None else now - worker.asked,
         "restarts": worker.restarts,

@@ -28,8 +28,9 @@ class Tally:
 
     rules: decisions by the rule that chose. matched: prompt tokens of decisions that need not be computed, by
     where they are (`Found`); prompt: all of them. ended: stays with a worker by how they ended. refused: by
-    why. held: requests that waited here. retries: of requests whose answer had not begun. predicted,
-    observed: seconds to the first token, of the same requests.
+    why. held: requests that waited here. retries: of requests whose answer had not begun. migrations: of
+    answers that had begun, by why they left their worker, and what came of it. predicted, observed: seconds
+    to the first token, of the same requests.
     """
 
     rules: Counter[str] = field(default_factory=Counter)
@@ -39,6 +40,7 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     held: int = 0
     retries: int = 0
+    migrations: Counter[tuple[str, str]] = field(default_factory=Counter)
     predicted: Times = field(default_factory=Times)
     observed: Times = field(default_factory=Times)
 

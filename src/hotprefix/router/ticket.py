@@ -24,15 +24,17 @@ class Limits(NamedTuple):
 class Ticket:
     """One request at its desk.
 
-    tokens: what it counts for its tenant. avoid: workers that have failed it. since: when it asked for a
-    worker. attempt: how many choices it has had. decision, sent: the present one, and when it went out.
-    first_s, seen: when its first token came there, and what was told by then. probe: it tries a worker that
-    has failed. asked: the fleet knows that it waits. answer: what it waits for.
+    tokens: what it counts for its tenant. begun: its client has a part of the answer. avoid: workers that
+    have failed it, or cannot go on with what has begun. since: when it asked for a worker. attempt: how many
+    choices it has had. decision, sent: the present one, and when it went out. first_s, seen: when its first
+    token came there, and what was told by then. probe: it tries a worker that has failed. asked: the fleet
+    knows that it waits. answer: what it waits for.
     """
 
     request: RouteRequest
     tenant: str
     tokens: int
+    begun: bool = False
     avoid: set[str] = field(default_factory=set)
     since: float = 0.0
     attempt: int = 0

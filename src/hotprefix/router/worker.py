@@ -19,7 +19,7 @@ from hotprefix.engine.stores.breaker import Breaker, BreakerConfig, BreakerState
 from hotprefix.router.calls import Call, Why
 from hotprefix.router.heard import Heard
 from hotprefix.router.upstream import Upstream
-from hotprefix.router.worker_spec import WorkerSpec
+from hotprefix.router.worker_spec import Kind, WorkerSpec
 
 Say = Callable[[str], None]
 
@@ -71,6 +71,11 @@ class Worker:
         """It may have to be avoided; `refuses` says whether it has to."""
         return self.silent or self.breaker.state is not BreakerState.CLOSED
 
+    @property
+    def resumes(self) -> bool:
+        """It is an own engine that takes answers up which another one began."""
+        return self.heard is not None and self.heard.kind is Kind.HOTPREFIX and self.heard.resume
+
     def refuses(self, now: float) -> bool:
         """It must get no request now."""
         return self.silent or self.breaker.refuses(now)
@@ -115,9 +120,11 @@ class Worker:
         return fell
 
     def interrupt(self) -> None:
-        """What waits for the worker waits no more."""
+        """What waits for the worker waits no more. What gives its client a part of the answer finishes that,
+        and then sees that the worker is silent."""
         for call in list(self.calls):
-            call.interrupt(Why.WORKER_SILENT)
+            if not call.giving:
+                call.interrupt(Why.WORKER_SILENT)
 
     def answered(self, heard: Heard) -> bool:
         """It answered a question. Returns whether it has begun again since the last one."""

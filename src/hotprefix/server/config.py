@@ -111,17 +111,22 @@ class ServerConfig:
     def internal_from_file(cls, path: Path) -> bytes:
         """Digest of the one key in a file. Raises ConfigError if the file cannot be read or does not hold
         one."""
-        keys = _keys(path, "internal_key_file")
-        if len(keys) > 1:
-            raise ConfigError(
-                f"internal key file {path} holds {len(keys)} keys: leave one", param="internal_key_file"
-            )
-        return key_digest(keys[0].encode())
+        return key_digest(internal_key(path).encode())
 
     def at(self, host: str, port: int) -> Self:
         """The same settings on another address."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return type(self)(**{**values, "host": host, "port": port})
+
+
+def internal_key(path: Path) -> str:
+    """The one key in the file of a router and its engines. Raises ConfigError as above."""
+    keys = _keys(path, "internal_key_file")
+    if len(keys) > 1:
+        raise ConfigError(
+            f"internal key file {path} holds {len(keys)} keys: leave one", param="internal_key_file"
+        )
+    return keys[0]
 
 
 def _keys(path: Path, param: str) -> list[str]:
