@@ -41,7 +41,9 @@ LAYERS = {
     "engine": {"errors", "options", "definitions", "kernel", "cost", "userdir"},
     "records": {"__version__", "errors", "definitions", "kernel", "engine"},
     "server": {"__version__", "errors", "options", "kernel", "cost", "engine", "records"},
-    "router": {"__version__", "errors", "options", "cost", "fleet", "engine", "records", "server"},
+    "router": {
+        "__version__", "errors", "options", "kernel", "cost", "fleet", "engine", "records", "server",
+    },
     "localfleet": {"errors", "options", "definitions", "engine", "router", "server"},
     "lab": {"__version__", "errors", "definitions", "kernel", "cost", "fleet", "engine", "records"},
     "report": {"errors", "lab", "records"},

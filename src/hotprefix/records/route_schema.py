@@ -32,7 +32,7 @@ class Route(Record):
     available_tokens: the most that any worker need not compute.
     found_l1, found_l2, found_l3, found_flight, found_peer: what the chosen worker need not compute.
     queue_s, restore_s, pull_s, compute_s, hand_off_s, decode_wait_s: predicted; first_s: what they come to.
-    delay_s: what the choice costs others. displacement_s: what must be computed again for it.
+    delay_s, behind_s: what the choice costs others. displacement_s: what must be computed again for it.
     load: the worker's. runners_up: the next best: worker, first_s, found_tokens, load.
     age_s: of the worker's report. unknown: what was not known of the worker.
     copying: why tokens are computed a further time. copied_tokens: how many.
@@ -62,6 +62,7 @@ class Route(Record):
     decode_wait_s: float
     first_s: float
     delay_s: float
+    behind_s: float
     displacement_s: float | None = None
     load: float
     runners_up: list[dict[str, Any]]
