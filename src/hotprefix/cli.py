@@ -21,12 +21,15 @@ from hotprefix import __version__, compiled
 from hotprefix.commands import trace
 from hotprefix.commands.calibrate import calibrate
 from hotprefix.commands.compile import compile_
+from hotprefix.commands.fleet import fleet
 from hotprefix.commands.options import filled, takes
 from hotprefix.commands.replay import replay
+from hotprefix.commands.route import route
 from hotprefix.definitions import Slo
 from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import ConfigError, HotprefixError, InputError
 from hotprefix.kernel.config import Refresh
+from hotprefix.localfleet.config import LocalFleetConfig
 from hotprefix.server.config import ServerConfig
 
 app = typer.Typer(
@@ -54,8 +57,10 @@ def serve(**given: Any) -> None:
     docs/policies.md has these options as a page, docs/api.md the routes.
 
     Example: hotprefix serve --port 8000 --kv-tokens 65536 --order lpm
+
+    Example: hotprefix serve --paced llama-3.1-8b.1xh100.fp8 --kv-tokens 400000
     """
-    _need_engine()
+    _need_engine("torch" if given["paced"] is None else "starlette")
     from hotprefix.server.serve import serve as run_server
 
     if os.environ.get("HOTPREFIX_WAITING_REFRESH") == "0":
@@ -66,10 +71,10 @@ def serve(**given: Any) -> None:
 
 
 @app.command()
-@takes(EngineConfig, only=("model", "dtype", "device"))
+@takes(EngineConfig, LocalFleetConfig, only=("model", "dtype", "device", "paced", "engines"))
 def bench(
     workload: Annotated[
-        str, typer.Argument(help="overlap, fan-out, burst, follow, late-pair, churn, or all.")
+        str, typer.Argument(help="overlap, fan-out, burst, follow, late-pair, churn, or all; or fleet.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for summary.json and report.html.")],
     runs: Annotated[
@@ -80,12 +85,20 @@ def bench(
     every_arm: Annotated[bool, typer.Option(help="All publication x flight pairs everywhere.")] = False,
     **given: Any,
 ) -> None:
-    """Run live experiments: workloads by publication and flight policy.
+    """Run live experiments: workloads by publication and flight policy; `fleet`: by routing policy, on
+    engines and routers that are started for it.
 
     Writes OUT/report.html with tables and charts, and OUT/summary.json with the same figures.
 
     Example: hotprefix bench burst --runs 5 --out out/burst
+
+    Example: hotprefix bench fleet --workers 4 --paced llama-3.1-8b.1xh100.fp8 --out out/fleet
     """
+    if workload == "fleet":
+        _bench_fleet(runs, quick, out, given)
+        return
+    if given["paced"] is not None or given["workers"] != LocalFleetConfig().engines:
+        raise InputError("paced and workers are for `bench fleet`: leave them out", param="paced")
     _need_engine()
     from hotprefix.bench.rig import load_rig
     from hotprefix.bench.runner import Options, parse_names, run_bench
@@ -94,6 +107,16 @@ def bench(
     config = filled(EngineConfig, given)
     rig = load_rig(config.model, config.dtype, config.device, stderr)
     run_bench(rig, options, out, stderr)
+    stderr.print(f"report: {out / 'report.html'}")
+
+
+def _bench_fleet(runs: int | None, quick: bool, out: Path, given: dict[str, Any]) -> None:
+    _need_engine("torch" if given["paced"] is None else "aiohttp")
+    from hotprefix.bench.fleet_runner import FleetOptions, run_fleet_bench
+
+    filled(EngineConfig, given)
+    workers = filled(LocalFleetConfig, given).engines
+    run_fleet_bench(FleetOptions(given, workers, runs=runs, quick=quick), out, stderr)
     stderr.print(f"report: {out / 'report.html'}")
 
 
@@ -131,6 +154,8 @@ def inspect(
         stderr.print(f"rows: {rows}")
 
 
+app.command()(route)
+app.command()(fleet)
 app.command()(replay)
 app.command()(calibrate)
 app.command("compile")(compile_)
@@ -140,8 +165,8 @@ for each in (*app.registered_commands, *trace.app.registered_commands):
     each.callback = takes()(each.callback)  # so that wrong numbers are told alike everywhere
 
 
-def _need_engine() -> None:
-    if find_spec("torch") is None:
+def _need_engine(library: str = "torch") -> None:
+    if find_spec(library) is None:
         raise ConfigError("this command needs the engine's dependencies: pip install 'hotprefix[engine]'")
 
 

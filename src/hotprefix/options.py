@@ -26,7 +26,7 @@ Needs = tuple[str, Callable[[Any], bool]]  # how to get what is needed, and whet
 
 
 class Group(StrEnum):
-    """The headings of `hotprefix serve --help`, in their order."""
+    """The headings of `hotprefix serve --help` and `hotprefix route --help`, in their order."""
 
     SERVER = "Server"
     MODEL = "Model"
@@ -36,8 +36,13 @@ class Group(StrEnum):
     TIERS = "Tiers below the cache"
     OBSERVABILITY = "Observability"
     KV_EVENTS = "KV events"
+    FLEET = "Part of a fleet"
     SECURITY = "Security"
     INTAKE = "Limits of clients and requests"
+    WORKERS = "Workers"
+    ROUTING = "Routing"
+    FAILURES = "Failures"
+    OVERLOAD = "Overload"
 
 
 @dataclass(frozen=True, slots=True)

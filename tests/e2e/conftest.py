@@ -1,4 +1,4 @@
-"""The live server of the end-to-end tests. Owns: one `hotprefix serve` on the default model per session.
+"""What end-to-end tests share. Owns: one `hotprefix serve` on the default model per session, and a browser.
 
 Rules: fp32, and chunks of 128 tokens so that ordinary prompts take several steps; one thread, because two
 that wait for each other crawl on a busy machine; started on first use.
@@ -13,12 +13,13 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.support.browser import browser as browser
 from tests.support.serving import Server
 
 CHUNK = 128
 FLAGS = [
     "--port", "0", "--dtype", "float32", "--kv-tokens", "16384", "--max-batched-tokens", str(CHUNK),
-    "--max-running", "16", "--max-waiting", "64", "--threads", "1",
+    "--max-running", "16", "--max-waiting", "64", "--threads", "1", "--cost", "smollm2-135m.cpu-1-thread",
 ]  # fmt: skip
 
 

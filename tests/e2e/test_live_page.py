@@ -1,17 +1,9 @@
-"""The live page in a real browser: it shows what the server has, updates, and asks nobody else for anything.
-
-Where no Chromium is installed these tests are skipped with a warning; HOTPREFIX_TEST_BROWSER=required (as CI
-sets it) makes that a failure.
-"""
+"""The live page in a real browser: it shows what the server has, and asks nobody else for anything."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,52 +11,31 @@ import httpx
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.support.browser import (
+    asked,
+    at_size,
+    complaints,
+    fits_and_is_readable,
+    label,
+    running,
+    text,
+    until,
+)
 from tests.support.serving import Server
 
 KEY = "sk-live-page"
 PROMPTS = [list(range(1, 60)), list(range(1, 60)), [*range(1, 40), 99, 98, 97], list(range(200, 240))]
-BINARIES = [shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    chromium, driver = BINARIES
-    if chromium is None or driver is None:
-        reason = "no Chromium here: apt-get install chromium chromium-driver"
-        if os.environ.get("HOTPREFIX_TEST_BROWSER") == "required":
-            pytest.fail(reason)
-        warnings.warn(reason, stacklevel=1)
-        pytest.skip(reason)
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield made
-    made.quit()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    yield from running()
+    yield from running("live")
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Server]:
-    yield from running(KEY)
-
-
-def running(*arguments: str) -> Iterator[Server]:
-    made = Server([sys.executable, "-m", "tests.support.live", *arguments])
-    try:
-        made.until_ready()
-        yield made
-    finally:
-        made.process.kill()
-        made.wait()
+    yield from running("live", KEY)
 
 
 def generate(server: Server, prompt: list[int], key: str = "") -> None:
@@ -79,30 +50,6 @@ def fresh(server: Server) -> Any:
     steps = httpx.get(f"{server.url}/server_info").json()["stats"]["steps"]
     data = httpx.get(f"{server.url}/live.json").json()
     return data if data["steps"] == steps else None
-
-
-def until(browser: webdriver.Chrome, condition: Callable[[], Any]) -> Any:
-    return WebDriverWait(browser, 60, poll_frequency=0.05).until(lambda _: condition())
-
-
-def text(browser: webdriver.Chrome, name: str) -> str:
-    return str(browser.execute_script("return document.getElementById(arguments[0]).textContent", name))
-
-
-def label(browser: webdriver.Chrome, name: str) -> str:
-    return str(browser.find_element(By.ID, name).get_attribute("aria-label"))
-
-
-def at_size(browser: webdriver.Chrome, width: int, height: int, scheme: str = "light") -> None:
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
-def complaints(browser: webdriver.Chrome) -> list[str]:
-    """What the browser's console has said, refusals of the key left out."""
-    return [e["message"] for e in browser.get_log("browser") if "401" not in e["message"]]
 
 
 def test_the_page_shows_what_the_server_says_and_updates(browser: webdriver.Chrome, server: Server) -> None:
@@ -143,10 +90,10 @@ def test_it_pauses_and_tells_when_the_server_is_gone(browser: webdriver.Chrome, 
     assert (pause.text, pause.get_attribute("aria-pressed")) == ("Resume", "true")
     before = label(browser, "sources")
     generate(server, list(range(100, 140)))
-    asked = "return performance.getEntriesByName(new URL('live.json', location).href).length"
-    count = browser.execute_script(asked)
+    polls = "return performance.getEntriesByName(new URL('live.json', location).href).length"
+    count = browser.execute_script(polls)
     browser.execute_async_script("setTimeout(arguments[0], 2500)")
-    assert browser.execute_script(asked) == count
+    assert browser.execute_script(polls) == count
     assert label(browser, "sources") == before
     pause.click()
     until(browser, lambda: label(browser, "sources") != before)
@@ -161,12 +108,10 @@ def test_it_pauses_and_tells_when_the_server_is_gone(browser: webdriver.Chrome, 
 
 
 def test_nothing_but_the_server_is_asked(browser: webdriver.Chrome, server: Server) -> None:
-    browser.get_log("performance")
+    asked(browser)
     browser.get(f"{server.url}/")
     until(browser, lambda: text(browser, "state") == "ready")
-    entries = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = {e["params"]["request"]["url"] for e in entries if e["method"] == "Network.requestWillBeSent"}
-    assert {url for url in asked if not url.startswith(("data:", "chrome"))} == {
+    assert asked(browser) == {
         f"{server.url}/", f"{server.url}/live.json",
     }  # fmt: skip
 
@@ -179,47 +124,10 @@ def test_it_fits_and_is_readable(
     at_size(browser, width, 844, scheme)
     browser.get(f"{server.url}/")
     until(browser, lambda: text(browser, "state") == "ready")
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    for name in ("svg", "button", ".card"):
-        for node in browser.find_elements(By.CSS_SELECTOR, name):
-            box = node.rect
-            assert box["x"] >= 0
-            assert box["x"] + box["width"] <= width + 1
-    assert all(
-        svg.get_attribute("aria-label") for svg in browser.find_elements(By.CSS_SELECTOR, "svg[role=img]")
-    )
-    pairs = browser.execute_script(CONTRAST)
-    assert pairs
-    assert min(pairs.values()) >= 4.5, pairs
+    fits_and_is_readable(browser, width)
     shots = Path(os.environ.get("HOTPREFIX_SCREENSHOTS") or tmp_path)
     assert browser.save_screenshot(str(shots / f"live-{width}-{scheme}.png"))
     assert complaints(browser) == []
-
-
-# Contrast of each kind of text against its card or page (WCAG), by computed colours.
-CONTRAST = """
-const light = rgb => {
-  const line = v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const [r, g, b] = rgb.match(/[\\d.]+/g).map(v => line(v / 255));
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-};
-const back = node => {
-  for (; node; node = node.parentElement) {
-    const colour = getComputedStyle(node).backgroundColor;
-    if (!colour.startsWith('rgba(0, 0, 0, 0')) return colour;
-  }
-  return 'rgb(255, 255, 255)';
-};
-const kinds = 'h1,h2,#state,.big,.big small,.key span,dt,dd,.soft,#pause,summary';
-const found = {};
-for (const kind of kinds.split(','))
-  for (const node of document.querySelectorAll(kind)) {
-    if (!node.offsetParent) continue;
-    const [a, b] = [light(getComputedStyle(node).color), light(back(node))];
-    found[kind] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-  }
-return found;
-"""
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(browser: webdriver.Chrome, locked: Server) -> None:

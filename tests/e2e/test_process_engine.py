@@ -55,6 +55,16 @@ async def until(condition: Any, limit_s: float = 120) -> None:
         await asyncio.sleep(0.01)
 
 
+async def test_no_requests_at_all_are_an_ended_stream_of_a_living_engine() -> None:
+    async with running() as engine:
+        stream = await engine.submit([])
+        assert stream.ended
+        assert [delta async for delta in stream] == []
+        assert len(await collect(engine, ask("next"))) == 5
+    with pytest.raises(EngineDead):
+        await engine.submit([])
+
+
 async def test_deltas_come_in_order_and_ids_are_forgotten_at_the_last() -> None:
     async with running() as engine:
         found = await asyncio.gather(*(collect(engine, ask(f"r{i}")) for i in range(20)))

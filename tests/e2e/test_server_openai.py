@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from hotprefix.cost.presets import load_cost
+from hotprefix.server.load_report import LoadReport
 from tests.e2e.conftest import CHUNK
 from tests.support.serving import Server
 
@@ -31,6 +33,23 @@ def tokenize(live: Server, **body: Any) -> list[int]:
 def running_now(live: Server) -> int:
     stats = httpx.get(f"{live.url}/server_info", timeout=200).json()["stats"]
     return int(stats["running"] + stats["waiting"])
+
+
+def test_a_router_can_read_what_it_has_to_know(live: Server) -> None:
+    report = LoadReport.model_validate_json(httpx.get(f"{live.url}/load", timeout=120).content)
+    worker = report.worker
+    assert worker is not None
+    assert (worker.dtype, worker.page_size, worker.total_pages, worker.max_running) == (
+        "float32",
+        16,
+        1024,
+        16,
+    )
+    assert (worker.max_batched_tokens, worker.kv_token_bytes) == (CHUNK, 2 * 30 * 3 * 64 * 4)
+    assert worker.fingerprint is not None
+    assert worker.cost == load_cost("smollm2-135m.cpu-1-thread")
+    assert report.pages is not None
+    assert sum(report.pages.model_dump().values()) == 1024
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -13,7 +13,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate, Timing, Usage
+from hotprefix.engine.messages import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    EngineStats,
+    FlushReport,
+    Generate,
+    Timing,
+    Usage,
+)
 from hotprefix.errors import ModelLoadError, QueueFull
 from hotprefix.kernel.plan import Finish
 
@@ -26,6 +35,7 @@ class ScriptedLoop:
 
     def __init__(self) -> None:
         self.info = EngineInfo("scripted", 1000, 100, 16, 1000)
+        self._began = time.time_ns()
         self._live: dict[str, Generate] = {}
         self._made: dict[str, int] = {}
         self._aborted: list[str] = []
@@ -88,6 +98,10 @@ class ScriptedLoop:
     def stats(self) -> EngineStats:
         live = len(self._live)
         return EngineStats(live, 0, 10, 10 - live, live, 0, 0, 16, 0, 0, 0, 0, 0, 0, self._steps, 0, 0)
+
+    def load(self) -> EngineLoad:
+        live = len(self._live)
+        return EngineLoad(self._began, 0, 0, live, 10 - live, 0, live, 0, None)
 
 
 def _obey(order: int) -> None:

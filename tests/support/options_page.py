@@ -1,4 +1,5 @@
-"""`docs/policies.md`, made of the configurations. `python -m tests.support.options_page` writes it."""
+"""The pages with options, made of the configurations: `docs/policies.md`, and the end of `docs/router.md`.
+`python -m tests.support.options_page` writes them."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ from hotprefix.commands.options import as_typed
 from hotprefix.definitions import Slo
 from hotprefix.engine.config import EngineConfig
 from hotprefix.options import Group, Setting, settings
+from hotprefix.router.config import RouterConfig
 from hotprefix.server.config import ServerConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
+ROUTER_PAGE = PAGE.with_name("router.md")
+OPTIONS = "## Options\n"
 HEAD = """# Policies and options
 
 Made from the source by `python -m tests.support.options_page`: what each option says of itself where it is
@@ -25,9 +29,22 @@ name policies in their arms ([experiments.md](experiments.md)).
 
 def page(*configs: type) -> str:
     """The page with the options of these configurations."""
+    return f"{HEAD}\n{tables(*configs)}"
+
+
+def router_page() -> str:
+    """docs/router.md with the router's own options at its end."""
+    text = ROUTER_PAGE.read_text(encoding="utf-8")
+    rows = tables(RouterConfig).replace("\n## ", "\n### ").replace("## ", "### ", 1)
+    also = "And those of `hotprefix serve` for address, keys and clients ([policies.md](policies.md)).\n"
+    return f"{text[: text.index(OPTIONS)]}{OPTIONS}{also}\n{rows}"
+
+
+def tables(*configs: type) -> str:
+    """A table for each group of options."""
     every = [one for config in configs for one in settings(config)]
     flags = {one.name: one.flag for one in every if one.parameter}
-    parts = [HEAD]
+    parts = []
     for group in Group:
         rows = [one for one in every if one.option.group is group]
         if rows:
@@ -52,3 +69,4 @@ def _values(one: Setting) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(ServerConfig, EngineConfig, Slo), encoding="utf-8")
+    ROUTER_PAGE.write_text(router_page(), encoding="utf-8")

@@ -18,9 +18,11 @@ from hotprefix.engine.client import Health, Stream
 from hotprefix.engine.messages import (
     Delta,
     EngineInfo,
+    EngineLoad,
     EngineStats,
     FlushReport,
     Generate,
+    KVSnapshot,
     Timing,
     Usage,
 )
@@ -42,6 +44,12 @@ STATS = EngineStats(
     running=1, waiting=2, total_pages=100, free_pages=40, owned_pages=10, evictable_pages=30,
     protected_pages=20, page_size=16, queried_tokens=1000, cached_device=600, cached_host=30,
     cached_storage=10, computed_tokens=360, generated_tokens=77, steps=9, retractions=1, evicted_pages=5,
+)  # fmt: skip
+
+
+LOAD = EngineLoad(
+    incarnation=7, waiting=2, prefill_tokens=500, decodes=3, free=40, evictable=30, owned=10, protected=20,
+    kv=None,
 )  # fmt: skip
 
 
@@ -171,6 +179,12 @@ class FakeEngine:
 
     async def stats(self) -> EngineStats:
         return STATS
+
+    async def load(self) -> EngineLoad:
+        return LOAD
+
+    async def kv_snapshot(self) -> KVSnapshot | None:
+        return None
 
 
 @asynccontextmanager

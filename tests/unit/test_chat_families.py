@@ -125,7 +125,7 @@ KINDS = {"forced": forced, "free": free, "two": two, "cut": cut}
 def answered(name: str, body: Chat, ids: Sequence[int], prompt: Sequence[int], cut: bool = False) -> Message:
     """The message of the server's answer to these tokens."""
     text = text_of(name)
-    choice = chat.ChatChoice(0, body, text, prompt)
+    choice = chat.ChatChoice(0, body, text, "chatcmpl-1", prompt)
     reader = Detokenizer(FAMILIES[name].tokenizer, skip_special_tokens=not text.hides_tool_marks)
     for at, token in enumerate(ids):
         choice.pieces(Delta("x", reader.push(token), (token,), Usage(len(prompt), at + 1)))

@@ -295,3 +295,23 @@ def test_where_hits_go_in_tokens_of_one_denominator() -> None:
     )
     assert hits.unknown == 1
     assert made.copies["not_allowed"] == 160
+
+
+def test_an_answer_in_one_piece_confirms_pages_and_teaches_no_time() -> None:
+    made = fleet(1, events=False)
+    routed(made, request("a", HOT), 0.0)
+    finish(made, "a", 50.0, Seen(cached=7, whole=True))
+    assert (made.error.count, made.hits.delivered) == (0, 7)
+    assert routed(made, request("b", HOT), 50.0).found.l1 == 160
+
+
+def test_a_flush_takes_away_what_was_presumed_and_no_work() -> None:
+    made = fleet(1, events=False)
+    routed(made, request("a", HOT), 0.0)
+    finish(made, "a", 1.0)
+    routed(made, request("b", prompt("b", 5)), 1.0)
+    made.flushed("w0", 2.0)
+    assert routed(made, request("c", HOT), 2.0).found.total == 0
+    assert made.outstanding("w0") == 81 + 161
+    with pytest.raises(ProtocolError):
+        made.flushed("w9", 2.0)

@@ -38,19 +38,27 @@ LAYERS = {
     "kernel": {"errors"},
     "cost": {"errors", "kernel"},
     "fleet": {"errors", "cost"},
-    "engine": {"errors", "options", "definitions", "kernel", "userdir"},
+    "engine": {"errors", "options", "definitions", "kernel", "cost", "userdir"},
     "records": {"__version__", "errors", "definitions", "kernel", "engine"},
-    "server": {"__version__", "errors", "options", "kernel", "engine", "records"},
+    "server": {"__version__", "errors", "options", "kernel", "cost", "engine", "records"},
+    "router": {
+        "__version__", "errors", "options", "kernel", "cost", "fleet", "engine", "records", "server",
+    },
+    "localfleet": {"errors", "options", "definitions", "engine", "router", "server"},
     "lab": {"__version__", "errors", "definitions", "kernel", "cost", "fleet", "engine", "records"},
     "report": {"errors", "lab", "records"},
-    "bench": {"__version__", "errors", "kernel", "engine", "report"},
-    "commands": {"errors", "options", "definitions", "compiled", "cost", "engine", "lab", "report"},
+    "bench": {"__version__", "errors", "kernel", "engine", "server", "localfleet", "report"},
+    "commands": {
+        "errors", "options", "definitions", "compiled", "cost", "engine", "server", "router", "localfleet",
+        "lab", "report",
+    },
     "cli": {
-        "__version__", "errors", "compiled", "definitions", "kernel", "engine", "server", "report", "bench",
-        "commands",
+        "__version__", "errors", "compiled", "definitions", "kernel", "engine", "server", "localfleet",
+        "report", "bench", "commands",
     },
     "__init__": {"compiled"},
     "__main__": {"cli"},
+    "fleet_child": {"__main__"},
 }  # fmt: skip
 BELOW = {"kernel", "errors", "definitions", "compiled", "userdir"}
 

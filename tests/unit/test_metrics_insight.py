@@ -24,6 +24,7 @@ from hotprefix.engine.messages import (
     Observed,
     Outcomes,
 )
+from hotprefix.engine.paced.pace import PaceTotals
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates, Throughput
 from hotprefix.engine.stores.breaker import BreakerState
@@ -68,6 +69,7 @@ def numbered(start: int = 10_001) -> tuple[Insight, Iterator[int]]:
         queue=filled(Queue, head=filled(Head, request="r1", hindrance=Hindrance.PAGES)),
         predictions=filled(Predictions, restore=filled(Prediction), prefill=filled(Prediction),
                            fetch=filled(Prediction)),
+        pace=filled(PaceTotals),
         fared=Fared(filled(Slo), {heat: filled(Outcomes) for heat in ("hot", "cold")}),
     ), n  # fmt: skip
 

@@ -189,8 +189,12 @@ class _LoadedError(Exception):
 
 
 def loads_with(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
+    costs: list[str] = []
+
     def load(*args: Any, progress: Any, **more: Any) -> Any:
-        raise _LoadedError(str(args[0].name), args[1:], more, torch.get_num_threads())
+        raise _LoadedError(str(args[0].name), args[1:], more, torch.get_num_threads(), costs)
+
+    monkeypatch.setattr(build, "load_cost", costs.append)
 
     monkeypatch.setattr(build, "load_model", load)
     monkeypatch.setattr(
@@ -201,11 +205,14 @@ def loads_with(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     return caught.value.args
 
 
-def context(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
+def described(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     class _Decoder:
         config, dtype, device, quantised_linears = shaped(None), torch.float32, "cpu", ()
 
-    return build._info(config, config.kernel(), "m", _Decoder()).max_model_len  # type: ignore[arg-type]
+    class _Loaded:
+        decoder, fingerprint = _Decoder(), "f"
+
+    return build._info(config, config.kernel(), "m", _Loaded(), None)  # type: ignore[arg-type]
 
 
 def groups(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -232,6 +239,14 @@ def objectives(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     return build_engine(config)
 
 
+PRESET = "llama-3.1-8b.1xh100.fp8"
+
+
+def told(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What an engine tells of itself."""
+    return build_engine(config).info
+
+
 Reader = Callable[[EngineConfig, pytest.MonkeyPatch], Any]
 KV = {"kv_events": "tcp://127.0.0.1:*"}
 ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
@@ -240,7 +255,7 @@ ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
     "device": ({}, "cpu", loads_with),
     "decode_weights": ({}, "dense", loads_with),
     "threads": ({}, 1, loads_with),
-    "max_model_len": ({}, 100, context),
+    "max_model_len": ({}, 100, described),
     "window_tokens": ({}, 1024, groups),
     "events": ({}, "log.jsonl", recorded),
     "events_key_file": ({}, "key", recorded),
@@ -250,6 +265,10 @@ ENGINE: dict[str, tuple[dict[str, Any], Any, Reader]] = {
     "kv_events_topic": (KV, "kv", recorded),
     "kv_events_tokens": (KV, True, recorded),
     "otel": ({}, "http://127.0.0.1:4318", recorded),
+    "cost": ({}, PRESET, loads_with),
+    "capacity": ({}, 2.5, described),
+    "paced": ({"paced": "smollm2-135m.cpu-1-thread"}, PRESET, told),
+    "pace_factor": ({"paced": PRESET}, 2.5, told),
     "slo": ({"kv_tokens": 1024}, Slo(ttft_s=1.0), objectives),
 }
 
@@ -266,7 +285,7 @@ def test_every_other_option_reaches_its_reader(name: str, monkeypatch: pytest.Mo
     threads = torch.get_num_threads()
     try:
         usual = reader(EngineConfig(**with_), monkeypatch)
-        assert usual != reader(EngineConfig(**with_, **{name: value}), monkeypatch)
+        assert usual != reader(EngineConfig(**(with_ | {name: value})), monkeypatch)
     finally:
         torch.set_num_threads(threads)
 

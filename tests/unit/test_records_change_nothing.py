@@ -20,8 +20,8 @@ KEY = b"0123456789abcdef0123456789abcdef"
 class Curious(Recorder):
     """Asks everything that a server asks, at each request and after each step."""
 
-    def submitted(self, request: Request, arrived: float, now: float) -> None:
-        super().submitted(request, arrived, now)
+    def submitted(self, request: Request, arrived: float, now: float, trace: str | None = None) -> None:
+        super().submitted(request, arrived, now, trace)
         self._ask(now)
 
     def changed(self, now: float) -> None:

@@ -191,6 +191,29 @@ def test_a_restore_from_the_host_tier_is_told_with_its_tokens() -> None:
     assert (said(b)["hotprefix.matched_at_enqueue"], said(b)["hotprefix.matched_at_admission"]) == (0, 0)
 
 
+def test_the_parent_is_the_client_s_span_if_it_names_one() -> None:
+    traced = Traced()
+    loop, _, _ = fake_loop(observer=traced.recorder, total_pages=20, page_size=4)
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    given = {"child": f"00-{trace}-{parent}-01", "garbage": "00-xyz", "zero": f"00-{'0' * 32}-{parent}-01",
+             "none": None, "silent": f"00-{trace}-{parent}-00"}  # fmt: skip
+    for name, header in given.items():
+        loop.submit(Generate(name, (1, 2, 3), SamplingParams(max_tokens=2), trace=header))
+    with pytest.raises(RequestRejected):
+        loop.submit(Generate("refused", (1,) * 90, SamplingParams(max_tokens=1), trace=given["child"]))
+    drain(loop)
+    spans = traced.spans()
+    found = {str((s.attributes or {})["gen_ai.response.id"]): s for s in spans if s.name == NAME}
+    assert found.keys() == {"child", "garbage", "zero", "none", "refused"}, "silent is not sampled"
+    for name, span in found.items():
+        if name in ("child", "refused"):
+            assert span.parent is not None
+            assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (trace, parent)
+        else:
+            assert span.parent is None
+    assert [name for name, _, _ in children(spans, found["child"])] == ["queue", "prefill", "decode"]
+
+
 def test_errors_keep_their_type_and_lose_their_words() -> None:
     """What an executor raises may quote anything."""
     traced = Traced()

@@ -166,6 +166,20 @@ def test_a_pause_changes_nothing_and_a_new_start_begins_again() -> None:
     assert run(sampler, "a", 8, seed=4, presence_penalty=1.5) == whole
 
 
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_outputs_from_elsewhere_are_gone_on_with_as_if_they_were_sampled_here(cut: int) -> None:
+    """The draws' numbers, the penalties' counts and min_tokens all count them."""
+    params: dict[str, Any] = {
+        "seed": 4, "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3,
+        "min_tokens": 6, "stop_token_ids": (5, 6, 7),
+    }  # fmt: skip
+    whole = run(Sampler(V), "a", 8, **params)
+    sampler = Sampler(V)
+    sampler.start("a", [1, 2, 3], SamplingParams(**params))
+    assert not sampler.replay("a", whole[:cut])
+    assert [sampler.sample(["a"], logits(i))[0].token for i in range(cut, 8)] == whole[cut:]
+
+
 def test_seedless_requests_get_a_seed_of_their_own_and_no_global_generator_moves() -> None:
     seeds = iter([21, 22])
     sampler = Sampler(V, fresh_seed=lambda: next(seeds))

@@ -16,10 +16,11 @@ from hotprefix.commands.options import as_typed, filled, takes
 from hotprefix.definitions import Slo
 from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import InputError
-from hotprefix.options import Group, option, settings
+from hotprefix.options import Group, Setting, option, settings
+from hotprefix.router.config import SHARED, RouterConfig
 from hotprefix.server import serve
 from hotprefix.server.config import ServerConfig
-from tests.support.options_page import PAGE, page
+from tests.support.options_page import PAGE, ROUTER_PAGE, page, router_page
 
 KEYS = Path(__file__).parents[1] / "fixtures" / "api-keys.txt"
 L2, L3 = {"l2_tokens": 1024}, {"l2_tokens": 1024, "l3": "file:///tmp/pages"}
@@ -29,16 +30,21 @@ WITH: dict[str, dict[str, Any]] = {
     "write": L2, "l3": L2, "prefetch": L3, "prefetch_timeout": L3,
     "preemption": {"order": "priority"},
     "kv_events_replay": KV, "kv_events_form": KV, "kv_events_topic": KV, "kv_events_tokens": KV,
-    "isolate_keys": {"api_key_file": KEYS},
+    "isolate_keys": {"api_key_file": KEYS}, "pace_factor": {"paced": "llama-3.1-8b.1xh100.fp8"},
 }  # fmt: skip
 VALUES: dict[str, Any] = {
-    "l2_tokens": 1024, "api_key_file": KEYS, "events": Path("log.jsonl"),
+    "l2_tokens": 1024, "api_key_file": KEYS, "internal_key_file": KEYS, "capacity": 2.5,
+    "events": Path("log.jsonl"),
     "served_model_name": ["a"], "events_key_file": Path("key"), "window_tokens": 5, "max_model_len": 5,
     "threads": 1, "max_running": 3, "max_connections": 7, "allowed_hosts": ["a"], "allowed_host": ["a"],
     "slo_ttft": 1.0, "slo_tpot": 1.0, "slo_completion": 1.0, "slo_timeout": 1.0,
 }  # fmt: skip
 OPTIONS = inspect.signature(cli.serve).parameters
-CHOICES = {one.parameter: one.choices for config in (EngineConfig, ServerConfig) for one in settings(config)}
+CHOICES = {
+    one.parameter: one.choices
+    for config in (EngineConfig, ServerConfig, RouterConfig)
+    for one in settings(config)
+}
 
 
 def another(name: str, default: Any) -> Any:
@@ -155,16 +161,60 @@ def test_paths_and_words_of_a_message_stay() -> None:
 def test_help_has_every_option_under_a_heading_with_its_values(width: str) -> None:
     shown = CliRunner().invoke(cli.app, ["serve", "--help"], env={"COLUMNS": width, "NO_COLOR": "1"}).output
     assert "Example: hotprefix serve" in shown
-    for group in Group:
-        assert f"─ {group} ─" in shown
-    for config in (ServerConfig, EngineConfig, Slo):
-        for one in settings(config):
-            assert not one.parameter or f" {one.flag}" in shown, one.name
-            assert all(f" {value}: " in shown for value in one.choices), one.name
-            assert bool(one.option.unit) != (one.kind is bool), one.name
-            assert all(help for help in one.choices.values()), one.name
+    shows(shown, *(one for config in (ServerConfig, EngineConfig, Slo) for one in settings(config)))
+
+
+def test_help_of_route_has_every_option_too() -> None:
+    shown = CliRunner().invoke(cli.app, ["route", "--help"], env={"COLUMNS": "100", "NO_COLOR": "1"}).output
+    shared = [one for one in settings(ServerConfig) if one.name in SHARED]
+    assert len(shared) == len(SHARED)
+    shows(shown, *shared, *settings(RouterConfig))
+
+
+def shows(shown: str, *options: Setting) -> None:
+    for one in options:
+        assert f"─ {one.option.group} ─" in shown
+        assert not one.parameter or f" {one.flag}" in shown, one.name
+        assert all(f" {value}: " in shown for value in one.choices), one.name
+        assert bool(one.option.unit) != (one.kind is bool), one.name
+        assert all(help for help in one.choices.values()), one.name
+
+
+def test_what_is_wrong_for_a_router_is_told_as_it_was_typed() -> None:
+    for arguments, says in (
+        (["--worker", "http://h:1", "--policy", "predict"], "--policy predict: give one of"),
+        (["--worker", "http://h:1/v1"], "worker 'http://h:1/v1': give http://h:1 without /v1"),
+        ([], "there is no worker: give --worker URL"),
+        (["--worker", "http://h:1", "--poll", "0"], "--poll 0.0: give seconds > 0"),
+    ):
+        error = CliRunner().invoke(cli.app, ["route", *arguments]).exception
+        assert isinstance(error, InputError)
+        assert str(error).startswith(says), str(error)
+
+
+def test_every_option_reaches_the_router(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("hotprefix.router.serve.route", lambda *given: started.append(given))
+    key = tmp_path / "key"
+    key.write_text("secret")
+    plain = ["route", "--worker", "http://h:1", "--api-key-file", str(KEYS)]
+    assert CliRunner().invoke(cli.app, plain).exit_code == 0
+    files = {"admin_digests", "internal_key", "key_digests"}
+    for one in (*(s for s in settings(ServerConfig) if s.name in SHARED), *settings(RouterConfig)):
+        if one.kind is bool:
+            given = [one.flag]
+        elif one.name in files:
+            given = [one.flag, str(key)]
+        else:
+            value = {"workers": "http://other:1", "page_size": 32, "max_connections": 7}.get(one.name)
+            given = [one.flag, str(another(one.parameter, one.default) if value is None else value)]
+        assert CliRunner().invoke(cli.app, [*plain, *given]).exit_code == 0, given
+        for before, after in zip(started[0], started[-1], strict=True):
+            if hasattr(before, one.name):
+                assert getattr(before, one.name) != getattr(after, one.name), given
 
 
 def test_the_page_of_options_is_what_is_generated() -> None:
     """`python -m tests.support.options_page` writes it again."""
     assert PAGE.read_text(encoding="utf-8") == page(ServerConfig, EngineConfig, Slo)
+    assert ROUTER_PAGE.read_text(encoding="utf-8") == router_page()

@@ -291,3 +291,65 @@ async def test_a_request_has_arrived_before_anything_was_done_for_it() -> None:
     arrived = [request.arrived for request in engine.seen]
     assert all(at is not None and before <= at <= time.monotonic() for at in arrived)
     assert arrived[0] == arrived[1]
+
+
+# -- token ids ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+async def test_token_ids_are_shown_where_vllm_shows_them(route: str) -> None:
+    """Chat: the prompt's beside the choices; completions: in each choice. In a stream: with a choice's first
+    event."""
+    engine = FakeEngine(words("ab", "", "é"))
+    body = {**(chat() if route == CHAT else {"prompt": "hi"}), "n": 2, "return_token_ids": True}
+    whole = await post(engine, route, body)
+    prompt = list(engine.seen[0].prompt)
+    assert [c["token_ids"] for c in whole["choices"]] == [list("abé".encode())] * 2
+    assert whole["usage"]["completion_tokens"] == 8
+    if route == CHAT:
+        assert whole["prompt_token_ids"] == prompt
+    else:
+        assert "prompt_token_ids" not in whole
+        assert [c["prompt_token_ids"] for c in whole["choices"]] == [prompt] * 2
+    *stream, _ = await post(engine, route, {**body, "stream": True})
+    for index in range(2):
+        events_ = [e for e in stream if e["choices"][0]["index"] == index]
+        pieces = [e["choices"][0] for e in events_]
+        assert [token for c in pieces for token in c["token_ids"]] == list("abé".encode())
+        places = [e if route == CHAT else e["choices"][0] for e in events_]
+        assert [place.get("prompt_token_ids") for place in places] == [prompt] + [None] * (len(places) - 1)
+        assert pieces[0]["token_ids"] == ([] if route == CHAT else list(b"ab"))
+        assert pieces[-1]["token_ids"] == []
+
+
+@pytest.mark.parametrize("asked", [False, None])
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+async def test_token_ids_are_shown_only_if_they_are_asked_for(route: str, asked: bool | None) -> None:
+    body = {**(chat() if route == CHAT else {"prompt": "hi"}), "return_token_ids": asked}
+    answers = await post(FakeEngine(), route, body), await post(FakeEngine(), route, {**body, "stream": True})
+    assert "token_ids" not in str(answers)
+
+
+async def test_ids_of_tokens_whose_text_is_held_come_with_the_next_event() -> None:
+    """None is lost where a tool call holds text back (vllm#27482)."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    text = 'No. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    engine = FakeEngine(words(*text))
+    whole = await post(engine, CHAT, chat(tools=tools, return_token_ids=True))
+    stream = await post(engine, CHAT, chat(tools=tools, return_token_ids=True, stream=True))
+    assert whole["choices"][0]["token_ids"] == list(text.encode())
+    assert [token for c in choices(stream, 0) for token in c["token_ids"]] == list(text.encode())
+    assert any(len(c["token_ids"]) > 5 for c in choices(stream, 0))
+
+
+async def test_each_prompts_ids_are_its_own() -> None:
+    whole = await post(FakeEngine(), TEXT, {"prompt": ["a", [1, 2]], "n": 2, "return_token_ids": True})
+    assert [c["prompt_token_ids"] for c in whole["choices"]] == [[97], [97], [1, 2], [1, 2]]
+
+
+async def test_the_client_s_trace_goes_to_the_engine() -> None:
+    engine, trace = FakeEngine(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    await post(engine, TEXT, {"prompt": "hi", "n": 2}, traceparent=trace)
+    await post(engine, CHAT, {"messages": [{"role": "user", "content": "hi"}]}, traceparent=trace)
+    await post(engine, TEXT, {"prompt": "hi"})
+    assert [request.trace for request in engine.seen] == [trace] * 3 + [None]

@@ -341,7 +341,7 @@ def test_every_limit_is_an_option_with_the_same_default() -> None:
     options = inspect.signature(cli.serve).parameters
     elsewhere = {
         "key_digests": "api_key_file", "served_names": "served_model_name", "drain_s": "drain_seconds",
-        "allowed_hosts": "allowed_host",
+        "allowed_hosts": "allowed_host", "internal_digest": "internal_key_file",
     }  # fmt: skip
     for setting in dataclasses.fields(ServerConfig):
         option = elsewhere.get(setting.name, setting.name.removesuffix("_s"))

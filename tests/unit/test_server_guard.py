@@ -10,7 +10,7 @@ import pytest
 
 from hotprefix.errors import ConfigError
 from hotprefix.server.app import create_app
-from hotprefix.server.config import ServerConfig
+from hotprefix.server.config import ServerConfig, key_digest
 from tests.support.server import BytesText, FakeEngine, chat, client
 
 KEY, OTHER = "sk-first-key-äö", "sk-second"
@@ -133,3 +133,16 @@ def test_keys_come_from_a_file(tmp_path: Path) -> None:
     for bad in (path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="api key file"):
             ServerConfig.keys_from_file(bad)
+
+
+def test_the_internal_key_is_the_one_key_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text(f"# ours\n {KEY} \n", encoding="utf-8")
+    assert ServerConfig.internal_from_file(path) == key_digest(KEY.encode())
+    for text in ("# none\n", f"{KEY}\n{OTHER}\n"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match="internal key file") as refused:
+            ServerConfig.internal_from_file(path)
+        assert refused.value.param == "internal_key_file"
+        assert OTHER not in str(refused.value)
+    assert KEY not in repr(ServerConfig(internal_digest=key_digest(KEY.encode())))

@@ -64,3 +64,15 @@ def test_looking_changes_nothing() -> None:
     for now in (1.0, 5.0, 50.0):
         breaker.refuses(now)
     assert breaker.state is BreakerState.OPEN
+
+
+def test_a_probe_that_proves_nothing_leaves_the_way_to_the_next() -> None:
+    breaker = opened(at=0.0)
+    assert breaker.enter(5.0)
+    assert not breaker.enter(5.0)
+    breaker.nothing()
+    assert breaker.state is BreakerState.HALF_OPEN
+    assert breaker.enter(5.0)
+    assert not breaker.enter(5.0)
+    breaker.success()
+    assert breaker.state is BreakerState.CLOSED

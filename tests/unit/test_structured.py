@@ -311,3 +311,37 @@ def test_a_request_that_brings_its_grammar_to_its_limits_harms_no_other_with_the
     assert set(np.flatnonzero(later.allowed())) == {*b"bc"}, "one that comes later"
     with pytest.raises(HotprefixError, match="too many expressions"):
         bad.allowed()
+
+
+@pytest.mark.parametrize("structured", [make("json_schema", PERSON), make("lark", LARK)])
+def test_outputs_from_elsewhere_bring_a_grammar_to_where_they_left_it(structured: StructuredOutput) -> None:
+    text = b'{"name":"ab","age":7}' if structured.kind == "json_schema" else b"<ab>"
+    for cut in range(1, len(text) + 1):
+        here, there = compiler().compile(structured), compiler().compile(structured)
+        ended = [here.advance(byte) for byte in text[:cut]][-1]
+        assert there.replay(list(text[:cut])) is ended
+        assert ended == (cut == len(text))
+        assert (there.allowed() == here.allowed()).all()
+
+
+def test_outputs_that_a_grammar_does_not_allow_are_refused() -> None:
+    for wrong in (b"<ad", b"<ab>>", b"x", b"nonee"):
+        with pytest.raises(InputError, match="grammar does not allow the outputs so far") as refused:
+            compiler().compile(make("lark", LARK)).replay(list(wrong))
+        assert refused.value.param == "outputs"
+
+
+def test_outputs_from_elsewhere_survive_a_lexer_that_others_brought_to_its_limits() -> None:
+    structured = make("regex", "[b-c]{60}((a{1,100}){1,100}){1,100}")
+    own = Compiler(Vocabulary.of(toy(CHATML), V))
+    bad, other = own.compile(structured), own.compile(structured)
+
+    def fail() -> None:
+        for byte in b"b" * 60 + b"a" * 60:
+            bad.allowed()
+            bad.advance(byte)
+
+    with pytest.raises(HotprefixError, match="too many expressions"):
+        fail()
+    assert not other.replay(list(b"bc" * 30))
+    assert set(np.flatnonzero(other.allowed())) == {ord("a")}

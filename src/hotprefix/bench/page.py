@@ -67,7 +67,7 @@ def render(summary: Summary) -> str:
         lead=_lead(summary.setup),
         cards=[_card(w) for w in summary.workloads],
         workloads=[_section(w) for w in summary.workloads],
-        setup=_setup(summary.setup),
+        setup=setup_rows(summary.setup),
         glossary=_GLOSSARY,
     )
 
@@ -75,16 +75,20 @@ def render(summary: Summary) -> str:
 def _lead(setup: Setup) -> str:
     runs = "a single run" if setup.runs == 1 else f"{setup.runs} interleaved runs"
     quick = " Quick mode: small sizes, meant to see that everything works." if setup.quick else ""
-    busy = ""
-    if setup.load_before is not None and setup.load_before > setup.cpus / 2:
-        busy = (
-            f" The machine was busy with other work (load {setup.load_before:.1f} on {setup.cpus} CPUs): "
-            "trust the counts, not the times."
-        )
     return (
         f"Live experiments on {setup.model} ({setup.dtype}, {setup.device}), {runs} per arm, greedy, "
         "end of sequence ignored. Token counts follow from policy alone; times are this machine's."
-        f"{quick}{busy}"
+        f"{quick}{busy_machine(setup)}"
+    )
+
+
+def busy_machine(setup: Setup) -> str:
+    """A sentence if the machine did other work."""
+    if setup.load_before is None or setup.load_before <= setup.cpus / 2:
+        return ""
+    return (
+        f" The machine was busy with other work (load {setup.load_before:.1f} on {setup.cpus} CPUs): "
+        "trust the counts, not the times."
     )
 
 
@@ -198,7 +202,8 @@ def _time_cells(arm: ArmResult, base: ArmResult) -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
-def _setup(s: Setup) -> list[tuple[str, str]]:
+def setup_rows(s: Setup) -> list[tuple[str, str]]:
+    """What was measured, name by name."""
     load = "not known" if s.load_before is None else f"{s.load_before:.2f}"
     return [
         ("hotprefix", s.hotprefix),

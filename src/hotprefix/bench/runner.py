@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -108,8 +109,8 @@ def run_bench(rig: Rig, options: Options, out: Path, console: Console) -> Summar
     """
     if options.run_count < 1:
         raise InputError(f"runs={options.run_count}: give a whole number >= 1", param="runs")
-    _make_folder(out)
-    started, clock, load = datetime.now(UTC), time.perf_counter(), _load()
+    make_folder(out)
+    started, clock, load = datetime.now(UTC), time.perf_counter(), load_average()
     workloads = build(options.names, rig.material, QUICK if options.quick else FULL)
     run_arm(rig, burst(rig.material, (2,), 4, prompt=64), DEFAULT)
     results = []
@@ -117,9 +118,12 @@ def run_bench(rig: Rig, options: Options, out: Path, console: Console) -> Summar
         result = _run_workload(rig, options, workload, console)
         print_workload(console, result)
         results.append(result)
-    summary = Summary(
-        setup=_setup(rig, options, started, load, time.perf_counter() - clock), workloads=tuple(results)
-    )
+    setup = setup_of(
+        model=rig.model, dtype=rig.dtype, device=rig.device, versions=rig.versions, started=started,
+        load=load, page_size=PAGE, max_batched_tokens=kernel_config(DEFAULT, PAGES).max_batched_tokens,
+        runs=options.run_count, quick=options.quick, wall_s=time.perf_counter() - clock,
+    )  # fmt: skip
+    summary = Summary(setup=setup, workloads=tuple(results))
     (out / "summary.json").write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
     (out / "report.html").write_text(render(summary), encoding="utf-8")
     return summary
@@ -141,33 +145,29 @@ def _run_workload(rig: Rig, options: Options, workload: Workload, console: Conso
     return summarise(workload, runs, baseline(workload.name), PAGE, workload.pages or PAGES)
 
 
-def _make_folder(out: Path) -> None:
+def make_folder(out: Path) -> None:
+    """Make the folder of a report. Raises InputError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--out {out}: {error.strerror}; give a folder that can be written") from error
 
 
-def _load() -> float | None:
+def load_average() -> float | None:
+    """Of the last minute; None if the system does not tell it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
-def _setup(rig: Rig, options: Options, started: datetime, load: float | None, wall: float) -> Setup:
+def setup_of(*, versions: dict[str, str], started: datetime, load: float | None, **told: Any) -> Setup:
+    """What was measured, on this machine. load: before the first run. told: the other fields of `Setup`."""
     return Setup(
         hotprefix=__version__,
         started=started.isoformat(timespec="seconds"),
-        model=rig.model,
-        dtype=rig.dtype,
-        device=rig.device,
-        versions={"python": platform.python_version(), **rig.versions},
+        versions={"python": platform.python_version(), **versions},
         machine=_machine(),
         cpus=os.cpu_count() or 1,
         load_before=load,
-        page_size=PAGE,
-        max_batched_tokens=kernel_config(DEFAULT, PAGES).max_batched_tokens,
-        runs=options.run_count,
-        quick=options.quick,
-        wall_s=wall,
+        **told,
     )
 
 

@@ -16,7 +16,7 @@ from hotprefix.bench.bench_summary import ArmResult, WorkloadResult
 from hotprefix.bench.figure_cells import Cell, change, factor, spread
 from hotprefix.report.figure_text import seconds, whole
 
-_STYLES = {"good": "green", "bad": "red", "": ""}
+STYLES = {"good": "green", "bad": "red", "": ""}
 _COUNT_HEADS = ("per follower", "restored", "computed", "required", "factor")
 _TIME_HEADS = ("mean TTFT", "change", "max TTFT", "slowest", "change")
 
@@ -43,7 +43,7 @@ def _table(
         base = next(a for a in group.arms if a.arm == result.baseline)
         table.add_row(Text(group.group, style="bold"))
         for arm in group.arms:
-            row = [Text(c.text, style=_STYLES[c.tone]) for c in cells(arm, base)]
+            row = [Text(c.text, style=STYLES[c.tone]) for c in cells(arm, base)]
             table.add_row(f" {arm.arm}", *row)
     return table
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,10 @@ from rich.console import Console
 from hotprefix.commands.options import filled, takes
 from hotprefix.engine.config import EngineConfig
 from hotprefix.errors import InputError
+
+if TYPE_CHECKING:
+    from hotprefix.cost.model import CostModel
+    from hotprefix.lab.cost.calibrate import Progress, Settings
 
 stderr = Console(stderr=True)
 
@@ -48,6 +52,17 @@ def calibrate(
         float | None, typer.Option(help="How long to measure.", metavar="SECONDS", show_default="120")
     ] = None,
     quick: Annotated[bool, typer.Option(help="Measure for 20 seconds; less exact.")] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Measure a running server with OpenAI's chat route, over HTTP. --model: the name that "
+            "requests give; --max-running: the most streams at a time.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --url: file with the server's API key.")
+    ] = None,
     capacity: Annotated[
         str | None,
         typer.Option(
@@ -78,6 +93,8 @@ def calibrate(
 
     Example: hotprefix calibrate --out cost.json
 
+    Example: hotprefix calibrate --url http://10.0.0.5:8000 --out vllm.json
+
     Example: hotprefix calibrate --capacity refresh-off-on --set slo.ttft_s=5 --out capacity.json
     """
     if capacity is not None:
@@ -85,13 +102,13 @@ def calibrate(
         return
     if set_:
         raise InputError("--set belongs to --capacity EXPERIMENT; give both", param="set")
-    from hotprefix.engine.token_engine import TokenEngine
     from hotprefix.lab.cost.calibrate import FULL_S, QUICK_S, Settings
-    from hotprefix.lab.cost.calibrate import calibrate as measure
     from hotprefix.lab.trace.write_trace import check_name
 
     if seconds is not None and quick:
         raise InputError("give --seconds or --quick, not both", param="quick")
+    if api_key_file is not None and url is None:
+        raise InputError("--api-key-file belongs to --url URL; give both", param="api_key_file")
     check_name(out)
     config = filled(EngineConfig, given)
     settings = Settings(
@@ -100,15 +117,49 @@ def calibrate(
     )  # fmt: skip
     _check_writable(out)
     with stderr.status("starting") as status:
-        bare = TokenEngine.load(
-            config.model, config.dtype, config.device, pages=config.kv_tokens // config.page_size,
-            page_size=config.page_size, threads=config.threads, progress=status.update,
-        )  # fmt: skip
-        found, _ = measure(bare, settings, name or out.stem, status.update)
+        told = name or out.stem
+        if url is None:
+            found = _this_engine(config, settings, told, status.update)
+        else:
+            found = _over_http(url, api_key_file, config, settings, told, status.update)
     found.save(out)
     stderr.print(found.label, markup=False, soft_wrap=True)
     if json:
         typer.echo(found.model_dump_json(indent=2))
+
+
+def _this_engine(config: EngineConfig, settings: Settings, name: str, told: Progress) -> CostModel:
+    from hotprefix.engine.token_engine import TokenEngine
+    from hotprefix.lab.cost.calibrate import calibrate as measure
+
+    bare = TokenEngine.load(
+        config.model, config.dtype, config.device, pages=config.kv_tokens // config.page_size,
+        page_size=config.page_size, threads=config.threads, progress=told,
+    )  # fmt: skip
+    return measure(bare, settings, name, told)[0]
+
+
+def _over_http(
+    url: str, key_file: Path | None, config: EngineConfig, settings: Settings, name: str, told: Progress
+) -> CostModel:
+    """The `--url` form of the command."""
+    try:
+        from hotprefix.lab.cost.over_http import Server, calibrate_url
+    except ImportError as error:
+        raise InputError(
+            f"--url needs aiohttp ({error}): pip install 'hotprefix[engine]'", param="url"
+        ) from None
+    usual = EngineConfig(model=config.model, max_running=config.max_running)
+    if config != usual or settings.clock != "wall":
+        raise InputError("--url takes of the engine's options only --model and --max-running", param="url")
+    key = None
+    if key_file is not None:
+        try:
+            key = key_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"api_key_file={str(key_file)!r}: {error}", param="api_key_file") from None
+    server = Server(url, None if config.model == EngineConfig().model else config.model, key)
+    return calibrate_url(server, name, settings.seconds, config.max_running, told)
 
 
 def _capacity(

@@ -25,9 +25,10 @@ C = TypeVar("C")
 
 def takes(*configs: type, only: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, after its own options, those of configurations. It gets them as keywords, for `filled`.
-    only: the names of the fields, if not all. Also without any, its errors are told in the same way."""
-    every = [one for config in configs for one in settings(config) if one.parameter]
-    chosen = [one for one in every if not only or one.name in only]
+    only: the names of the fields, if not all. Of two with one name the command has the first. Also without
+    any, its errors are told in the same way."""
+    every = [one for config in reversed(configs) for one in settings(config) if one.parameter]
+    chosen = list({one.parameter: one for one in every if not only or one.name in only}.values())
     chosen.sort(key=lambda one: list(Group).index(one.option.group))
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -11,17 +11,20 @@ from collections.abc import Callable
 
 import torch
 
+from hotprefix.cost.model import CostModel
+from hotprefix.cost.presets import load_cost
 from hotprefix.engine.config import EngineConfig
+from hotprefix.engine.describe import engine_info
 from hotprefix.engine.groups import kernel_config
 from hotprefix.engine.hostpool import HostPool
-from hotprefix.engine.kvpool import KVPool
+from hotprefix.engine.kvpool import KVPool, page_bytes
 from hotprefix.engine.l3_loop import Storage
 from hotprefix.engine.loop import EngineLoop
 from hotprefix.engine.messages import EngineInfo
 from hotprefix.engine.model.files import resolve_model
-from hotprefix.engine.model.forward import Decoder
-from hotprefix.engine.model.loader import load_model
+from hotprefix.engine.model.loader import LoadedModel, load_model
 from hotprefix.engine.observe import Observer
+from hotprefix.engine.paced.build import build_paced
 from hotprefix.engine.sampling.sampler import Sampler
 from hotprefix.engine.sampling.structured import Compiler, Vocabulary
 from hotprefix.engine.stores.base import Store
@@ -52,11 +55,13 @@ def build_engine(
             "none: give observer=hotprefix.records.open_recorder.open_recorder(config), as the server does",
             param=config.observed,
         )
+    if config.paced is not None:
+        return build_paced(config, progress, observer)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    store = (
-        None if config.l3 is None else open_store(config.l3)
-    )  # so a wrong URL is reported before the model loads
+    # What is wrong with these is reported before the model loads.
+    store = None if config.l3 is None else open_store(config.l3)
+    cost = None if config.cost is None else load_cost(config.cost)
     files = resolve_model(config.model)
     progress(f"loading {files.name}")
     loaded = load_model(
@@ -66,7 +71,7 @@ def build_engine(
     decoder = loaded.decoder
     tokenizer = Tokenizer.load(files.path)
     kernel = kernel_config(config, decoder.config)
-    info = _info(config, kernel, files.name, decoder)
+    info = _info(config, kernel, files.name, loaded, cost)
     pool = KVPool.allocate(
         decoder.config, kernel.total_pages, config.page_size, decoder.dtype, decoder.device, kernel.groups
     )
@@ -86,6 +91,7 @@ def build_engine(
         storage=storage,
         observer=observer,
         prepare=lambda params: compiler.pending(params.structured),
+        replay=sampler.replay,
         slo=config.slo,
     )
 
@@ -100,41 +106,23 @@ def _tiers(config: EngineConfig, pool: KVPool, store: Store | None) -> tuple[Hos
     return HostPool(pool, pages, storage.put), storage
 
 
-def _info(config: EngineConfig, kernel: KernelConfig, name: str, decoder: Decoder) -> EngineInfo:
-    tokens = config.kv_tokens // config.page_size * config.page_size
-    most = min(decoder.config.max_positions, kernel.total_pages * config.page_size)
-    wanted = config.max_model_len
-    if wanted is not None and wanted > most:
-        raise ConfigError(
-            f"max_model_len={wanted}: the model has {decoder.config.max_positions} positions and the KV pool "
-            f"{tokens} tokens; give at most {most}, or raise --kv-tokens",
-            param="max_model_len",
-        )
-    return EngineInfo(
-        model=name,
-        max_model_len=wanted or most,
+def _info(
+    config: EngineConfig, kernel: KernelConfig, name: str, loaded: LoadedModel, cost: CostModel | None
+) -> EngineInfo:
+    decoder = loaded.decoder
+    return engine_info(
+        config,
+        kernel,
+        name,
+        positions=decoder.config.max_positions,
         vocab_size=decoder.config.vocab_size,
-        page_size=config.page_size,
-        kv_tokens=tokens,
-        max_requests=config.max_running + config.max_waiting if config.max_waiting else None,
-        details={
-            "dtype": str(decoder.dtype).removeprefix("torch."),
-            "device": str(decoder.device),
-            "decode_weights": "quantised" if decoder.quantised_linears else "dense",
-            "threads": torch.get_num_threads(),
-            "publication": config.publication.value,
-            "flight": config.flight.value,
-            "order": config.order.value,
-            "eviction": config.eviction.value,
-            "prefix_cache": config.prefix_cache,
-            "refresh": config.refresh.value,
-            "window_tokens": max((g.frames for g in kernel.groups), default=0) * config.page_size,
-            "l2_tokens": config.l2_tokens,
-            "l3": config.l3 is not None,
-            "max_batched_tokens": config.max_batched_tokens,
-            "max_running": config.max_running,
-            "max_waiting": config.max_waiting,
-        },
+        fingerprint=loaded.fingerprint,
+        kv_token_bytes=page_bytes(decoder.config, 1, decoder.dtype),
+        cost=cost,
+        dtype=str(decoder.dtype).removeprefix("torch."),
+        device=str(decoder.device),
+        decode_weights="quantised" if decoder.quantised_linears else "dense",
+        threads=torch.get_num_threads(),
     )
 
 

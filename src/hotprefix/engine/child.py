@@ -27,7 +27,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate
+from hotprefix.engine.messages import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    EngineStats,
+    FlushReport,
+    Generate,
+    KVSnapshot,
+)
 from hotprefix.engine.pipe_records import (
     Abort,
     Beat,
@@ -68,6 +76,8 @@ class Loop(Protocol):
     def step(self) -> list[Delta]: ...
     def flush_cache(self) -> FlushReport: ...
     def stats(self) -> EngineStats: ...
+    def load(self) -> EngineLoad: ...
+    def kv_snapshot(self) -> KVSnapshot | None: ...
     def close(self) -> None: ...
 
 
@@ -211,8 +221,7 @@ class Driver:
         elif message.name == "exit":
             self._exit = True
         else:
-            action = self._loop.flush_cache if message.name == "flush" else self._loop.stats
-            self._reply(message.call, action)
+            self._reply(message.call, getattr(self._loop, message.name))
 
     def _set_aside(self, message: Submit) -> None:
         """Submit the message if its requests need no preparation; otherwise let it wait for that."""

@@ -24,7 +24,16 @@ from typing import Any, Self
 
 from hotprefix.engine import pipe_records
 from hotprefix.engine.child import Build
-from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate, Usage
+from hotprefix.engine.messages import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    EngineStats,
+    FlushReport,
+    Generate,
+    KVSnapshot,
+    Usage,
+)
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.process import EngineProcess
 from hotprefix.errors import EngineDead, HotprefixError
@@ -248,12 +257,21 @@ class AsyncEngine:
             self._child.send(pipe_records.Abort(known))
 
     async def flush_cache(self) -> FlushReport:
-        report: FlushReport = await self._call(lambda call: pipe_records.Control(call, "flush"))
+        report: FlushReport = await self._call(lambda call: pipe_records.Control(call, "flush_cache"))
         return report
 
     async def stats(self) -> EngineStats:
         stats: EngineStats = await self._call(lambda call: pipe_records.Control(call, "stats"))
         return stats
+
+    async def load(self) -> EngineLoad:
+        load: EngineLoad = await self._call(lambda call: pipe_records.Control(call, "load"))
+        return load
+
+    async def kv_snapshot(self) -> KVSnapshot | None:
+        """What is cached, as KV events have told it; None without KV events."""
+        found: KVSnapshot | None = await self._call(lambda call: pipe_records.Control(call, "kv_snapshot"))
+        return found
 
     def _call(
         self, message: Callable[[int], pipe_records.ToChild], ids: Sequence[str] = ()

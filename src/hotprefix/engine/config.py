@@ -24,14 +24,17 @@ from hotprefix.kernel.config import (
     TierConfig,
     Write,
 )
-from hotprefix.options import Group, Needs, check, option
+from hotprefix.options import Group, Needs, check, option, settings
 
 MODEL, CACHE, POLICIES, LIMITS = Group.MODEL, Group.CACHE, Group.POLICIES, Group.LIMITS
-TIERS, SEEN, EVENTS = Group.TIERS, Group.OBSERVABILITY, Group.KV_EVENTS
+TIERS, SEEN, EVENTS, FLEET = Group.TIERS, Group.OBSERVABILITY, Group.KV_EVENTS, Group.FLEET
 BY_PRIORITY: Final[Needs] = ("order='priority'", lambda config: config.order is Order.PRIORITY)
 L2: Final[Needs] = ("an L2: give l2_tokens", lambda config: bool(config.l2_tokens))
 L3: Final[Needs] = ("an external store: give l3 (and l2_tokens)", lambda config: config.l3 is not None)
 KV: Final[Needs] = ("KV events: give kv_events", lambda config: config.kv_events is not None)
+PACED: Final[Needs] = ("a paced engine: give paced", lambda config: config.paced is not None)
+# What a paced engine has no use for: it has no weights, no device and no bytes.
+OF_A_MODEL: Final = ("dtype", "device", "decode_weights", "threads", "window_tokens", "l3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,19 @@ class EngineConfig:
     kv_events_topic: str = option("", "Topic of KV events, the first frame.", EVENTS, "TEXT", needs=KV)
     kv_events_tokens: bool = option(
         False, "Send token ids in KV events; routers that hash tokens need them.", EVENTS, needs=KV)
+
+    cost: str | None = option(
+        None, "What a step costs here, for routers to predict with: a preset, or a file of `calibrate`.",
+        FLEET, "NAME", unset="not told")
+    capacity: float | None = option(
+        None, "What `calibrate --capacity` found for this engine; routers divide its load by that.",
+        FLEET, "REQUESTS/S", "> 0", unset="not told")
+    paced: str | None = option(
+        None, "Compute nothing, wait as long as this cost model says (a preset, or a file of `calibrate`), "
+        "and answer with words that mean nothing: to try fleets.", FLEET, "NAME", unset="a real model")
+    pace_factor: float = option(
+        1.0, "How many times as long each step takes as the cost model says.", FLEET, "FACTOR", "> 0",
+        needs=PACED)
     # fmt: on
     slo: Slo | None = None  # objectives that requests are measured against; its fields are options
 
@@ -150,7 +166,19 @@ class EngineConfig:
                 "predicts that, so it would be lru: give lru, slru, lfu, fifo, sieve or priority",
                 param="eviction",
             )
+        if self.paced is not None:
+            self._check_paced()
         self.kernel()
+
+    def _check_paced(self) -> None:
+        kind: Any = type(self)
+        for one in settings(kind):
+            value = getattr(self, one.name)
+            if one.name in OF_A_MODEL and value != one.default:
+                raise ConfigError(
+                    f"{one.name}={value!r} does nothing with paced, which has no model: leave one out",
+                    param=one.name,
+                )
 
     @property
     def observed(self) -> str | None:

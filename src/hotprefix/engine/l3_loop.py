@@ -8,14 +8,25 @@ every other payload is dropped.
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
-from hotprefix.engine.hostpool import HostPool
+from hotprefix.engine.link_totals import Copied
 from hotprefix.engine.stores.base import Store
 from hotprefix.engine.stores.store_counters import StoreStats
 from hotprefix.engine.stores.worker import StoreWorker
 from hotprefix.engine.stores.worker_config import WorkerConfig
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import StepPlan
+
+
+class HostMemory(Protocol):
+    """What the loop needs of L2's memory. links: what was copied between L1 and L2."""
+
+    links: Copied
+
+    def write(self, page: int, payload: bytes) -> None:
+        """Fill a page that the kernel has just given to a fetched payload."""
+        ...
 
 
 class Storage:
@@ -42,7 +53,7 @@ class Storage:
         for chain in plan.touches:
             self._worker.submit_touch(chain)
 
-    def land(self, kernel: Kernel, host: HostPool, now: float) -> None:
+    def land(self, kernel: Kernel, host: HostMemory, now: float) -> None:
         """Report to the kernel every fetch that has ended, and write the payloads that got a page."""
         self._ready.clear()
         for fetched in self._worker.poll():

@@ -2,7 +2,9 @@
 limit on its outputs.
 
 Rules: sampled tokens become text once, in order. Whether a request has to stop is decided with the token that
-stops it. The last delta comes once, and carries `finish`, usage and timing.
+stops it. The last delta comes once, and carries `finish`, usage and timing. Outputs that were given with the
+request pass through the same text and the same decisions as sampled ones, and give the same deltas, except
+for times and log-probabilities.
 """
 
 from __future__ import annotations
@@ -85,6 +87,34 @@ class LiveRequest:
         self.logprobs = () if sampled.logprob is None else (sampled.logprob,)
         return self._stops(sampled.token, eos) or sampled.ended
 
+    def replay(self, eos: Collection[int], limit: int, *, ended: bool) -> list[Delta]:
+        """One delta for each given output. The last one has `finish` if the request ends with it. limit:
+        outputs in all. ended: the grammar is complete with the last one. Raises InputError if an output
+        before the last one ends the request."""
+        outputs = self.message.outputs
+        if self.message.params.prompt_logprobs is not None:
+            self.prompt_logprobs = [_placeholder(token) for token in self.message.prompt[1:]]
+        deltas = []
+        for number, token in enumerate(outputs, 1):
+            self.outputs, self.token = number, token
+            if self.message.params.logprobs is not None:
+                self.logprobs = (_placeholder(token),)
+            stopped, last = self._stops(token, eos), number == len(outputs)
+            if stopped and not last:
+                raise InputError(
+                    f"output {number} of {len(outputs)} (token {token}) ends the answer: give none behind it",
+                    param="outputs",
+                )
+            finish = None
+            if last and (stopped or ended):
+                finish = Finish.STOP
+            elif number == limit:
+                finish = Finish.LENGTH
+            if finish is not None:
+                self.unsent += self.text.flush()
+            deltas.append(self._delta((token,), finish, None))
+        return deltas
+
     def _stops(self, token: int, eos: Collection[int]) -> bool:
         params = self.message.params
         if self.outputs >= params.min_tokens:
@@ -132,15 +162,20 @@ class LiveRequest:
         )
 
 
+def _placeholder(token: int) -> TokenLogprob:
+    """Stands for the log-probability of a token that was computed elsewhere."""
+    return TokenLogprob(token, 0.0, 1)
+
+
 def output_limit(message: Generate, info: EngineInfo) -> int:
-    """How many outputs a request may have: what it asks for, otherwise what the context leaves. Raises
-    InputError for a bad prompt, ContextLengthExceeded with the numbers."""
-    bad = next((t for t in message.prompt if not 0 <= t < info.vocab_size), None)
-    if bad is not None:
-        raise InputError(
-            f"prompt holds token id {bad}: the model has ids 0 to {info.vocab_size - 1}",
-            param="prompt",
-        )
+    """How many outputs a request may have, those given included: what it asks for, otherwise what the context
+    leaves. Raises InputError for a bad prompt or bad outputs, ContextLengthExceeded with the numbers."""
+    for name in ("prompt", "outputs"):
+        bad = next((t for t in getattr(message, name) if not 0 <= t < info.vocab_size), None)
+        if bad is not None:
+            raise InputError(
+                f"{name} holds token id {bad}: the model has ids 0 to {info.vocab_size - 1}", param=name
+            )
     length, limit = len(message.prompt), info.max_model_len
     if not length:
         raise InputError("the prompt is empty: give at least one token", param="prompt")
@@ -155,4 +190,9 @@ def output_limit(message: Generate, info: EngineInfo) -> int:
             f"shorten the prompt or lower {lower}",
             param="prompt" if room < 1 else lower,
         )
-    return wanted if wanted is not None else room
+    most = wanted if wanted is not None else room
+    if len(message.outputs) > most:
+        raise InputError(
+            f"{len(message.outputs)} outputs are given: the request may have {most} in all", param="outputs"
+        )
+    return most

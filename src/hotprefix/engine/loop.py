@@ -7,30 +7,34 @@ Rules:
 3. An exception inside a step fails that step, never the loop: the kernel retries the step's requests alone.
 4. A request for which no token can be sampled ends with that error; the step counts for the others.
 5. Each request gets exactly one delta with `finish`.
+6. To the kernel, outputs that come with a request are the end of its prompt, so they are found in the cache
+   and published like any prefix.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from hotprefix.definitions import Slo
 from hotprefix.engine.executor import Executor, StepResult, Unsampled
 from hotprefix.engine.goodput import Goodput
-from hotprefix.engine.hostpool import HostPool
-from hotprefix.engine.l3_loop import Storage
+from hotprefix.engine.l3_loop import HostMemory, Storage
 from hotprefix.engine.link_totals import link_totals
 from hotprefix.engine.live_request import LiveRequest, OutputText, output_limit
 from hotprefix.engine.messages import (
     Delta,
     EngineInfo,
+    EngineLoad,
     EngineStats,
     FlushReport,
     Generate,
     Insight,
+    KVSnapshot,
 )
 from hotprefix.engine.observe import LINKS_S, Observer, Wall
+from hotprefix.engine.paced.pace import PaceTotals
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Rates
 from hotprefix.errors import InputError
@@ -47,6 +51,7 @@ DRAIN_S = 2.0
 
 MakeText = Callable[[SamplingParams], OutputText]
 Prepare = Callable[[SamplingParams], Callable[[], None] | None]
+Replay = Callable[[RequestId, Sequence[int]], bool]
 
 
 class _Spent:
@@ -72,18 +77,23 @@ class EngineLoop:
         make_text: MakeText,
         sink: Sink | None = None,
         clock: Callable[[], float] = time.monotonic,
-        host: HostPool | None = None,
+        host: HostMemory | None = None,
         storage: Storage | None = None,
         observer: Observer | None = None,
         prepare: Prepare = lambda params: None,
+        replay: Replay = lambda request, outputs: False,
         slo: Slo | None = None,
+        pace: PaceTotals | None = None,
     ) -> None:
         """Raises what the observer raises when it is opened.
 
         prepare: see the method.
+        replay: takes outputs that come with a request into what sampling remembers of it; whether its grammar
+        ends with them. By default sampling remembers nothing.
         sink: gets the kernel's events; the observer's sink is used instead if the observer wants events.
         observer: see observe.py.
         slo: objectives that requests are measured against; None = no objectives.
+        pace: how an executor that only waits keeps its pace; None = it is none.
         """
         self.info = info
         if observer is not None and observer.wants_events:
@@ -94,16 +104,19 @@ class EngineLoop:
         self._eos = frozenset(eos_ids)
         self._make_text = make_text
         self._prepare = prepare
+        self._replay = replay
         self._clock = clock
         self._host = host
         self._storage = storage
         self._live: dict[RequestId, LiveRequest] = {}
-        self._ended: list[Delta] = []
+        self._ready: list[Delta] = []  # deltas that no step gives
         self._generated = 0
         self._rates = Rates()
         self._spent = _Spent()
         self._links_due = float("-inf")
         self._goodput = Goodput(slo, info.page_size) if slo is not None else None
+        self._pace = pace
+        self._incarnation = time.time_ns()
         if observer is not None:
             observer.opened(self.kernel, info, fingerprint, clock())
         self._watch = Wall(observer)
@@ -111,7 +124,7 @@ class EngineLoop:
     @property
     def has_work(self) -> bool:
         """True while a step would do something or a delta waits to be taken."""
-        return bool(self._live or self._ended or self.kernel.has_work)
+        return bool(self._live or self._ready or self.kernel.has_work)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -128,18 +141,33 @@ class EngineLoop:
         if message.id in self._live:
             raise InputError(f"request id {message.id!r} is in use", param="id")
         max_tokens = output_limit(message, self.info)
+        if message.outputs and params.prompt_logprobs is not None:  # they were computed with the outputs
+            params = replace(params, prompt_logprobs=None)
         self._executor.start(message.id, message.prompt, params)
         now = self._clock()
         try:
             live = LiveRequest(message, self._make_text(params), now)
-            request = self._request(message, max_tokens)
-            arrived = now if message.arrived is None else min(message.arrived, now)
-            self._watch.tell("submitted", request, arrived, now)
-            self._submit(request, arrived, now)
+            given = self._given(live, max_tokens)
+            if given and given[-1].finish is not None:
+                self._executor.finish(message.id)
+            else:
+                request = self._request(message, max_tokens)
+                arrived = now if message.arrived is None else min(message.arrived, now)
+                self._watch.tell("submitted", request, arrived, now, message.trace)
+                self._submit(request, arrived, now)
+                self._live[message.id] = live
         except Exception:
             self._executor.finish(message.id)
             raise
-        self._live[message.id] = live
+        self._ready += given
+
+    def _given(self, live: LiveRequest, max_tokens: int) -> list[Delta]:
+        """The deltas of the outputs that came with a request. The last one has `finish` if the request ends
+        with it."""
+        message = live.message
+        if not message.outputs:
+            return []
+        return live.replay(self._eos, max_tokens, ended=self._replay(message.id, message.outputs))
 
     def _submit(self, request: Request, arrived: float, now: float) -> None:
         if self._goodput is None:
@@ -152,11 +180,11 @@ class EngineLoop:
             raise
 
     def _request(self, message: Generate, max_tokens: int) -> Request:
-        wants_prompt_logits = message.params.prompt_logprobs is not None
+        wants_prompt_logits = message.params.prompt_logprobs is not None and not message.outputs
         return Request(
             id=message.id,
-            tokens=tk.encode(message.prompt),
-            max_tokens=max_tokens,
+            tokens=tk.encode(message.prompt + message.outputs),
+            max_tokens=max_tokens - len(message.outputs),
             namespace=Namespace(model=self._fingerprint, salt=message.salt),
             priority=message.priority,
             reuse_limit=0 if wants_prompt_logits else None,
@@ -175,7 +203,7 @@ class EngineLoop:
         progress = self.kernel.abort(request_id, now)
         if progress is not None:
             self._watch.tell("ended", progress, now)
-            self._ended.append(self._close(progress, Finish.ABORT, error))
+            self._ready.append(self._close(progress, Finish.ABORT, error))
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -184,7 +212,7 @@ class EngineLoop:
         now = self._clock()
         for live in [q for q in self._live.values() if q.deadline is not None and now >= q.deadline]:
             self._abort(live.message.id, f"the deadline of {live.message.deadline} s has passed")
-        deltas, self._ended = self._ended, []
+        deltas, self._ready = self._ready, []
         plan = self._plan()
         if plan.empty:
             if self._storage is not None:
@@ -326,6 +354,18 @@ class EngineLoop:
             self._storage.close()
         self._watch.tell("close")
 
+    def load(self) -> EngineLoad:
+        (_, waiting), l1 = self.kernel.load, self.kernel.status(self._clock()).l1
+        return EngineLoad(
+            self._incarnation, waiting, *self.kernel.outstanding(), l1.free, l1.evictable, l1.owned,
+            l1.protected, self._watch.kv_source(),
+        )  # fmt: skip
+
+    def kv_snapshot(self) -> KVSnapshot | None:
+        """None without KV events."""
+        found = self._watch.kv_snapshot()
+        return None if found is None else KVSnapshot(self._incarnation, *found)
+
     def stats(self) -> EngineStats:
         status, count = self.kernel.status(self._clock()), self.kernel.counters
         l1 = status.l1
@@ -378,4 +418,5 @@ class EngineLoop:
             fared=self._goodput.fared() if self._goodput is not None else None,
             observed=replace(self._watch.stats(), sink_failed=kernel.sink_failure),
             hottest=self._watch.hottest(now),
+            pace=replace(self._pace) if self._pace is not None else None,
         )

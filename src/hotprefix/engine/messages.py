@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hotprefix.definitions import Slo
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.link_totals import Copied
+from hotprefix.engine.paced.pace import PaceTotals
 from hotprefix.engine.params import SamplingParams
 from hotprefix.engine.rates import Throughput
 from hotprefix.engine.stores.store_counters import StoreStats
@@ -34,7 +35,11 @@ class Generate(NamedTuple):
     deadline: seconds from now after which the request is aborted; None = never.
     session, hold_s: if the request ends well, its pages stay protected for `hold_s` seconds, or until the
     session's next request takes them over. `EngineConfig.session_tokens` bounds all such pages together.
+    trace: the client's `traceparent` header, for spans.
     arrived: when the client's request reached the server, by `time.monotonic`; None = now.
+    outputs: tokens of the answer that were sampled before, for example by another engine. The answer goes on
+    behind them as if this engine had sampled them. Before anything new there comes one delta for each, with
+    the text that belongs to it. Log-probabilities are not computed again: those deltas have placeholders.
     """
 
     id: RequestId
@@ -45,11 +50,14 @@ class Generate(NamedTuple):
     deadline: float | None = None
     session: str | None = None
     hold_s: float = 0.0
+    trace: str | None = None
     arrived: float | None = None
+    outputs: tuple[int, ...] = ()
 
 
 class Usage(NamedTuple):
-    """Token counts of one request. cached: prompt tokens reused, by final source."""
+    """Token counts of one request. cached: prompt tokens reused, by final source; of a request with given
+    outputs, those are counted too."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -99,6 +107,54 @@ class Delta(NamedTuple):
     timing: Timing | None = None
 
 
+class KVSource(NamedTuple):
+    """Where an engine publishes its KV events (records/kvevents.py): the addresses as they were bound, a port
+    that the system chose included.
+
+    replay: None = events are not sent again.
+    topic: the first frame of every message.
+    """
+
+    endpoint: str
+    replay: str | None
+    topic: str
+
+
+class KVSnapshot(NamedTuple):
+    """All pages of L1 of which KV events have told, and no others.
+
+    incarnation: as in `EngineLoad`.
+    number: of the last batch of events that it covers; -1 = none was published yet.
+    hashes: each page's block hash, unsigned 64-bit numbers in this machine's byte order.
+    """
+
+    incarnation: int
+    number: int
+    hashes: bytes
+
+
+class EngineLoad(NamedTuple):
+    """What a router has to know of an engine at one moment. It costs the engine next to nothing.
+
+    incarnation: Unix time at which this engine was built, in nanoseconds; grows with each life.
+    waiting: requests that have no row.
+    prefill_tokens: positions that are still to be computed before every request decodes.
+    decodes: requests that decode.
+    free, evictable, owned, protected: L1's pages by state.
+    kv: None = no KV events are published, or observation was switched off.
+    """
+
+    incarnation: int
+    waiting: int
+    prefill_tokens: int
+    decodes: int
+    free: int
+    evictable: int
+    owned: int
+    protected: int
+    kv: KVSource | None
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What a client must know about a loaded engine.
@@ -109,6 +165,7 @@ class EngineInfo:
     kv_tokens: capacity of the L1 pool.
     details: settings worth showing (dtype, policies), as JSON can hold them.
     max_requests: how many may run and wait at a time; None = any number.
+    cost: what its steps cost, as the file of a cost model has it (cost/model.py); None = not known.
     """
 
     model: str
@@ -118,6 +175,7 @@ class EngineInfo:
     kv_tokens: int
     details: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     max_requests: int | None = None
+    cost: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +281,7 @@ class Insight:
     queue: what waits now.
     fared: None if there are no objectives.
     hottest: empty if no observer watches requests.
+    pace: None unless the engine is paced.
     """
 
     parked: int
@@ -247,6 +306,7 @@ class Insight:
     fared: Fared | None
     observed: Observed
     hottest: tuple[HotPrefix, ...]
+    pace: PaceTotals | None = None
 
 
 @dataclass(frozen=True, slots=True)

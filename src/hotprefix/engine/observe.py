@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hotprefix.engine.link_totals import LinkTotal
-from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
+from hotprefix.engine.messages import EngineInfo, HotPrefix, KVSource, Observed
 from hotprefix.kernel.events import Event
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Progress
@@ -40,9 +40,9 @@ class Observer(Protocol):
         """The kernel's sink."""
         ...
 
-    def submitted(self, request: Request, arrived: float, now: float) -> None:
+    def submitted(self, request: Request, arrived: float, now: float, trace: str | None) -> None:
         """The kernel is about to be given a request, which it takes or refuses. arrived: when the request
-        reached the server."""
+        reached the server. trace: the client's `traceparent` header."""
         ...
 
     def ended(self, progress: Progress, now: float) -> None:
@@ -62,6 +62,14 @@ class Observer(Protocol):
 
     def hottest(self, now: float) -> tuple[HotPrefix, ...]:
         """The prefixes that most requests had of late, hottest first."""
+        ...
+
+    def kv_source(self) -> KVSource | None:
+        """Where KV events are published; None = nowhere."""
+        ...
+
+    def kv_snapshot(self) -> tuple[int, bytes] | None:
+        """(number, hashes) as in `KVSnapshot`; None without KV events."""
         ...
 
     def close(self) -> None: ...
@@ -89,6 +97,14 @@ class Wall:
 
     def hottest(self, now: float) -> tuple[HotPrefix, ...]:
         found: tuple[HotPrefix, ...] = self._ask("hottest", (), now)
+        return found
+
+    def kv_source(self) -> KVSource | None:
+        found: KVSource | None = self._ask("kv_source", None)
+        return found
+
+    def kv_snapshot(self) -> tuple[int, bytes] | None:
+        found: tuple[int, bytes] | None = self._ask("kv_snapshot", None)
         return found
 
     def _ask(self, name: str, otherwise: Any, *args: Any) -> Any:

@@ -8,7 +8,7 @@ process dies.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hotprefix.engine.messages import Delta, EngineInfo, Generate
 from hotprefix.errors import HotprefixError
@@ -30,11 +30,11 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Do one thing that is not a request: `flush` or `stats`, which a `Reply` answers, or `exit`, which the
-    end of the process answers."""
+    """Do one thing that is not a request: call the loop's method of this name, which a `Reply` answers, or
+    `exit`, which the end of the process answers."""
 
     call: int
-    name: str
+    name: Literal["flush_cache", "stats", "load", "kv_snapshot", "exit"]
 
 
 class Reply(NamedTuple):

@@ -156,8 +156,8 @@ class FleetConfig:
         ):  # fmt: skip
             _whole(self, name, low)
         for name in (
-            "spread", "floor", "slack", "delay_weight", "behind_weight", "displacement_weight", "hold_s", "confirm_s",
-            "presume_s",
+            "spread", "floor", "slack", "delay_weight", "behind_weight", "displacement_weight", "hold_s",
+            "confirm_s", "presume_s",
         ):  # fmt: skip
             _number(self, name)
         for name in ("horizon_s", "report_ttl_s"):

@@ -192,7 +192,19 @@ class Fleet(Workers):
             self._changed(now)
 
     def _first_token(self, booking: Booking, now: float, seen: Seen) -> None:
-        member, observed = booking.member, now - booking.at
+        member = booking.member
+        if not seen.whole:
+            self._learn(booking, now - booking.at, seen)
+        self.hits.add(booking.prompt, booking.available, booking.captured, seen.cached)
+        self._bookings.first_token(booking, now)
+        stay = self.config.confirm_s if member.profile.events else self.config.presume_s
+        self._flights.first_token(booking, now + stay)
+        if booking.session is not None:
+            self._homes.bind(booking.session, booking.decoder.name)
+
+    def _learn(self, booking: Booking, observed: float, seen: Seen) -> None:
+        """Compare what was predicted with what came. observed: seconds to the first token."""
+        member = booking.member
         for errors in (self.error, member.errors):
             errors.add(booking.first, observed)
         if seen.queue_s is not None:
@@ -202,12 +214,6 @@ class Fleet(Workers):
                 member.compute.learn(seen.compute_s, booking.compute)
             elif booking.queue < LEAST_S:  # nothing else took time
                 member.compute.learn(observed, booking.compute)
-        self.hits.add(booking.prompt, booking.available, booking.captured, seen.cached)
-        self._bookings.first_token(booking, now)
-        stay = self.config.confirm_s if member.profile.events else self.config.presume_s
-        self._flights.first_token(booking, now + stay)
-        if booking.session is not None:
-            self._homes.bind(booking.session, booking.decoder.name)
 
     def wake_at(self) -> float | None:
         """When the waiting requests are to be routed again; None while none waits."""

@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 
 from hotprefix.fleet.records import Keys, Shelf
@@ -173,6 +174,11 @@ class PageIndex:
         self._recent_keys += len(keys)
         while self._recent_keys > room:
             self._recent_keys -= len(self._recent.popleft())
+
+    @property
+    def recent(self) -> Iterator[Keys]:
+        """What was asked for lately, the last request first."""
+        return reversed(self._recent)
 
     def reach(self, keys: Keys, shelf: Shelf) -> Reach:
         """How many leading pages each holder has on this shelf and those above it (rule 2)."""

@@ -244,11 +244,13 @@ class Seen(NamedTuple):
 
     queue_s: from its being sent to the begin of its prefill. compute_s: from there to its first token.
     cached: prompt tokens that the worker did not compute.
+    whole: the answer came in one piece at its end, so when its first token came is not known.
     """
 
     queue_s: float | None = None
     compute_s: float | None = None
     cached: int | None = None
+    whole: bool = False
 
 
 class Change(NamedTuple):

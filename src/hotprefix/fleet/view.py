@@ -31,9 +31,9 @@ class Place:
     """
 
     __slots__ = (
-        "behind", "compute", "cost", "decode_wait", "decoder", "delay", "displacement", "first", "flight", "hand_off",
-        "l1", "l2", "l3", "leans", "load", "loads", "member", "pages", "peer", "pull", "pulled", "queue",
-        "resident", "restore", "there_at", "wait", "work",
+        "behind", "compute", "cost", "decode_wait", "decoder", "delay", "displacement", "first", "flight",
+        "hand_off", "l1", "l2", "l3", "leans", "load", "loads", "member", "pages", "peer", "pull", "pulled",
+        "queue", "resident", "restore", "there_at", "wait", "work",
     )  # fmt: skip
 
     def __init__(self, member: Member, work: Work, loads: Components, wait: float) -> None:

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotprefix.errors import ProtocolError
@@ -18,6 +19,7 @@ from hotprefix.fleet.bookings import Booking, Bookings, Work
 from hotprefix.fleet.config import FleetConfig
 from hotprefix.fleet.correction import Errors
 from hotprefix.fleet.event_order import Todo
+from hotprefix.fleet.hot import HotPrefix, hottest
 from hotprefix.fleet.index import PageIndex
 from hotprefix.fleet.inflight import PagesInFlight
 from hotprefix.fleet.load import components
@@ -87,6 +89,13 @@ class Workers:
         self._members.leave(member)
         self._homes.leave(worker)
         del self._bookings.work[worker]
+
+    def flushed(self, worker: str, now: float) -> None:
+        """The worker has dropped its cache: what it was presumed to have is gone. What events say is taken
+        away by events."""
+        self._tick(now)
+        self._members[worker]
+        self._flights.drop(worker)
 
     def _fade(self, now: float) -> None:
         """Reports that are too old are not known any more."""
@@ -227,6 +236,18 @@ class Workers:
             work = self._bookings.work[name]
             found[name] = rec.Load(*components(member, work, work.wait(now), self.config.horizon_s))
         return found
+
+    def members(self) -> Mapping[str, Member]:
+        """The workers, to be read only."""
+        return self._members.all
+
+    def hottest(self, most: int = 12) -> list[HotPrefix]:
+        """The prefixes that the last requests asked for most, and who has them."""
+        return hottest(self._index, self._flights, self._members, most)
+
+    def outstanding(self, worker: str) -> int:
+        """Prompt tokens that were given to the worker and are still to be computed, as far as is known."""
+        return self._bookings.work[self._members[worker].name].tokens
 
     def errors(self) -> dict[str, Errors]:
         """How far each worker's predictions were off."""

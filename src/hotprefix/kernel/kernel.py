@@ -306,6 +306,11 @@ class Kernel:
         when asked for, and changes nothing."""
         return self._reader.read(now)
 
+    def outstanding(self) -> tuple[int, int]:
+        """(positions that are still to be computed before every request decodes, requests that decode).
+        Changes nothing."""
+        return self._reader.outstanding()
+
     def check(self) -> None:
         """Raise ProtocolError unless pages are conserved, page by page, and nothing is remembered of ended
         requests. It walks over all pages, so it is for tests and for idle moments."""

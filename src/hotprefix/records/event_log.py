@@ -21,7 +21,7 @@ from pathlib import Path
 from hotprefix.kernel.events import Event
 from hotprefix.records.of_event import of_event
 from hotprefix.records.parts import Part, next_number, open_part, part_path
-from hotprefix.records.schema import Dropped, Header, Record
+from hotprefix.records.schema import Dropped, Opening, Record
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class EventLog:
     """
 
     def __init__(
-        self, path: Path, header: Header, *, part_bytes: int = PART_BYTES, queue: int = QUEUE
+        self, path: Path, header: Opening, *, part_bytes: int = PART_BYTES, queue: int = QUEUE
     ) -> None:
         self._path, self._header, self._part_bytes = path, header, part_bytes
         self._limit = queue
@@ -67,9 +67,10 @@ class EventLog:
             self.dropped += 1
             self._missing += 1
             return
-        if self._missing and isinstance(item, Event):
+        if self._missing and isinstance(item, Event | Record):
             missing, self._missing = self._missing, 0
-            self._items.append(Dropped(t=item.now, count=missing))
+            at = item.now if isinstance(item, Event) else item.t
+            self._items.append(Dropped(t=at, count=missing))
         self._items.append(item)
         if len(self._items) == BATCH:
             self._wake.set()

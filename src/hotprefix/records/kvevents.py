@@ -74,6 +74,12 @@ class PageEvents:
         events, self._events = self._events, []
         return events
 
+    def resident(self) -> bytes:
+        """The hashes of all pages that were told of and have not gone, as `KVSnapshot` has them."""
+        keys = np.frombuffer(b"".join(self._keys.values()), dtype=">u8")
+        of_keys = keys.reshape(len(self._keys), -1)[:, 0] if self._keys else keys
+        return (of_keys >> np.uint64(1)).astype(np.uint64).tobytes()
+
     def cleared(self) -> None:
         self._events.append(Cleared())
 
@@ -140,6 +146,7 @@ class KVPublisher:
                 "KV events need pyzmq and msgspec: pip install 'hotprefix[kvevents]'", param="kv_events"
             ) from error
         self._zmq, self._encode = zmq, msgspec.msgpack.Encoder().encode
+        self.topic = topic
         self._form, self._topic, self._limit = form, topic.encode(), queue
         self._queue: deque[tuple[int, float, list[PageEvent]]] = deque()
         self._buffer: deque[tuple[bytes, bytes]] = deque(maxlen=buffer)
@@ -155,6 +162,11 @@ class KVPublisher:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="hotprefix-kv-events", daemon=True)
         self._thread.start()
+
+    @property
+    def last(self) -> int:
+        """The number of the last batch; -1 = there was none."""
+        return self._next - 1
 
     def publish(self, ts: float, events: list[PageEvent]) -> None:
         """Queue a batch to be sent. Never waits. ts: Unix time, seconds."""

@@ -55,8 +55,9 @@ class Stored:
     tokens: the ids of all pages; empty if they are not told.
     page_size: tokens per page.
     extra: for each page what else its KV depends on (None: nothing); empty if the writer does not say.
-    adapter: the name of a LoRA adapter.
+    adapter: the name of a LoRA adapter. adapter_id: its number, which earlier vLLM told instead.
     medium: where they lie.
+    group: which of the model's groups of layers they are of.
     """
 
     hashes: tuple[BlockHash, ...]
@@ -66,6 +67,8 @@ class Stored:
     extra: tuple[Extra, ...] = ()
     adapter: str | None = None
     medium: str | None = Medium.GPU
+    group: int = GROUP
+    adapter_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Removed:
 
     hashes: tuple[BlockHash, ...]
     medium: str | None = Medium.GPU
+    group: int = GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +114,11 @@ def _map(event: PageEvent) -> dict[str, Any]:
                 "parent_block_hash": event.parent,
                 "token_ids": event.tokens,
                 "block_size": event.page_size,
-                "lora_id": None,
+                "lora_id": event.adapter_id,
                 "medium": event.medium,
                 "lora_name": event.adapter,
                 "extra_keys": event.extra or (None,) * len(event.hashes),
-                "group_idx": GROUP,
+                "group_idx": event.group,
                 "kv_cache_spec_kind": ATTENTION,
             }
         case Removed():
@@ -122,7 +126,7 @@ def _map(event: PageEvent) -> dict[str, Any]:
                 "type": "BlockRemoved",
                 "block_hashes": event.hashes,
                 "medium": event.medium,
-                "group_idx": GROUP,
+                "group_idx": event.group,
             }
         case Cleared():
             return {"type": "AllBlocksCleared"}
@@ -146,7 +150,8 @@ def _event(value: Any) -> PageEvent:
             case "BlockStored":
                 return _stored(fields)
             case "BlockRemoved":
-                return Removed(tuple(fields["block_hashes"]), fields.get("medium"))
+                group = fields.get("group_idx") or GROUP
+                return Removed(tuple(fields["block_hashes"]), fields.get("medium"), group)
             case "AllBlocksCleared":
                 return Cleared()
     except KeyError as error:
@@ -173,4 +178,6 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         extra=tuple(None if keys is None else tuple(keys) for keys in fields.get("extra_keys") or ()),
         adapter=fields.get("lora_name"),
         medium=fields.get("medium"),
+        group=fields.get("group_idx") or GROUP,
+        adapter_id=fields.get("lora_id"),
     )

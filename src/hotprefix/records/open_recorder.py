@@ -1,4 +1,4 @@
-"""From settings to a recorder. Owns: `open_recorder`.
+"""From settings to a recorder. Owns: `open_recorder`, `needs_otel`.
 
 Rules:
 1. Nothing here reads the environment; the OpenTelemetry SDK reads its own variables.
@@ -8,6 +8,8 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,12 +49,19 @@ def open_recorder(config: EngineConfig) -> Recorder:
 
 
 def _spans(url: str) -> Spans:
-    try:
+    with needs_otel(url):
         from hotprefix.records.spans import open_spans
+    return open_spans(url)
+
+
+@contextmanager
+def needs_otel(url: str) -> Iterator[None]:
+    """What is imported in this context needs the extra `otel`. Raises ConfigError if it is missing."""
+    try:
+        yield
     except ImportError as error:
         raise ConfigError(
             f"otel={url!r} needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http: "
             "pip install 'hotprefix[otel]'",
             param="otel",
         ) from error
-    return open_spans(url)

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import re
@@ -21,11 +22,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hotprefix.errors import ConfigError
-from hotprefix.records.schema import KINDS, Header, Record, values
+from hotprefix.records.route_schema import KINDS
+from hotprefix.records.schema import Opening, Record, values
 
 SUFFIXES = (".jsonl", ".parquet")
 GROUP = 16384
-AS_TEXT = frozenset({"config", "taken", "failures"})  # nested: JSON in a column of its own
+AS_TEXT = frozenset({"config", "taken", "failures", "runners_up"})  # nested: JSON in a column of its own
 
 
 class Part(Protocol):
@@ -81,7 +83,7 @@ def check_place(path: Path) -> None:
         ) from error
 
 
-def open_part(path: Path, header: Header) -> Part:
+def open_part(path: Path, header: Opening) -> Part:
     """Begin a part with its header. Raises ConfigError if the file cannot be made, or if what Parquet needs
     is not installed."""
     try:
@@ -92,7 +94,7 @@ def open_part(path: Path, header: Header) -> Part:
 
 
 class _Lines:
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: Opening) -> None:
         self._file = path.open("xb")
         self.bytes = 0
         self.write([header])
@@ -109,7 +111,7 @@ class _Lines:
 
 
 class _Parquet:
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: Opening) -> None:
         self._path, self._arrow = path, load_arrow()
         self._temporary = path.with_name(f".{path.name}.partial")
         about = {"hotprefix.header": json.dumps(values(header))}
@@ -160,7 +162,7 @@ def arrow_schema(pyarrow: Any) -> Any:
     }  # fmt: skip
     columns: dict[str, Any] = {"k": pyarrow.string(), "t": pyarrow.float64()}
     for kind in KINDS:
-        for name, annotation in kind.__annotations__.items():
+        for name, annotation in ((f.name, str(f.type)) for f in dataclasses.fields(kind)):
             if name == "pages" and annotation == "list[str]":
                 columns["prefixes"] = types[annotation]
             elif name == "schema":

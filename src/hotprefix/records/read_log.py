@@ -21,7 +21,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hotprefix.errors import InputError
 from hotprefix.records.parts import AS_TEXT, SUFFIXES, load_arrow, parts_of
-from hotprefix.records.schema import KINDS, SCHEMA, Header, Record, RequestInfo
+from hotprefix.records.route_schema import KINDS
+from hotprefix.records.schema import SCHEMA, Opening, Record, RequestInfo
 
 _KIND: Any = Union[KINDS]  # noqa: UP007
 _ANY: TypeAdapter[Record] = TypeAdapter(Annotated[_KIND, Field(discriminator="k")])
@@ -93,11 +94,11 @@ class _Order:
         self._t = 0.0
 
     def checked(self, record: Record) -> Record:
-        if isinstance(record, Header) and record.run != self._run:
+        if isinstance(record, Opening) and record.run != self._run:
             self._run, self._t = record.run, record.t
         if self._run is None:
             raise ValueError("k: the log's first record is no header")
-        if isinstance(record, Header):
+        if isinstance(record, Opening):
             return record
         if record.t < self._t:
             raise ValueError(f"t: time goes back from {self._t} to {record.t}")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hotprefix import __version__
 from hotprefix.engine.link_totals import LinkTotal
-from hotprefix.engine.messages import EngineInfo, HotPrefix, Observed
+from hotprefix.engine.messages import EngineInfo, HotPrefix, KVSource, Observed
 from hotprefix.kernel.events import Event, Finished, Rejected
 from hotprefix.kernel.kernel import Kernel
 from hotprefix.kernel.plan import Progress
@@ -122,10 +122,10 @@ class Recorder:
         if isinstance(event, Rejected):
             self._asked.pop(event.request, None)
 
-    def submitted(self, request: Request, arrived: float, now: float) -> None:
+    def submitted(self, request: Request, arrived: float, now: float, trace: str | None = None) -> None:
         self._heat.add(self._prints.pages(request.namespace, request.key, MAX_PAGES), now)
         if self._spans is not None:
-            self._spans.arrived(request.id, arrived)
+            self._spans.arrived(request.id, arrived, trace)
         if self._log is not None:
             asked = self._asked[request.id] = _Asked(request)
             self._log.put(lambda: self._info(asked, arrived, now))
@@ -203,6 +203,16 @@ class Recorder:
     def hottest(self, now: float) -> tuple[HotPrefix, ...]:
         self._heat.expire(now)
         return self._heat.hottest()
+
+    def kv_source(self) -> KVSource | None:
+        kv = self._kv
+        return None if kv is None else KVSource(kv.endpoint, kv.replay_endpoint, kv.topic)
+
+    def kv_snapshot(self) -> tuple[int, bytes] | None:
+        if self._kv is None or self._pages is None:
+            return None
+        self._publish()  # so that what is resident is what the batches up to the last one tell
+        return self._kv.last, self._pages.resident()
 
     def close(self) -> None:
         self._publish()

@@ -1,4 +1,5 @@
-"""The event log's records. Owns: every kind of record and its fields.
+"""The event log's records. Owns: every kind of record that an engine writes, and its fields (those of a
+router stand in route_schema.py).
 
 Rules:
 1. The schema is 2. Schema 1 is refused: it lacked the names of pages, answers and arrivals, and its figures
@@ -25,13 +26,26 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header(Record):
-    """The first record of each part.
+class Opening(Record):
+    """The first record of each part, by whom it may be written.
 
-    run: names one engine process.
+    run: names one process.
     part: the part's number, from 0.
     wall: Unix time at `t`, seconds.
     hotprefix: the version that wrote it.
+    """
+
+    schema: Literal[2] = SCHEMA
+    run: str
+    part: int
+    wall: float
+    hotprefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header(Opening):
+    """The opening of an engine's log.
+
     model: the model's name.
     fingerprint: of the model.
     key: a digest of the fingerprint key, which tells keys apart.
@@ -40,11 +54,6 @@ class Header(Record):
     """
 
     k: Literal["header"] = "header"
-    schema: Literal[2] = SCHEMA
-    run: str
-    part: int
-    wall: float
-    hotprefix: str
     model: str
     fingerprint: str
     key: str

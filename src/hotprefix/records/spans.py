@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from hotprefix import __version__
 from hotprefix.errors import ConfigError
@@ -33,12 +34,40 @@ from hotprefix.kernel.plan import Finish, Progress
 NAME = "hotprefix.request"
 PATH = "/v1/traces"
 CLOSE_S = 2.0
+PROPAGATOR = TraceContextTextMapPropagator()
 Attributes = dict[str, Any]
 
 
 def open_spans(url: str) -> Spans:
     """Spans that go to an OTLP/HTTP collector; nothing is sent yet. Raises ConfigError (the URL)."""
-    return Spans(OTLPSpanExporter(endpoint=endpoint(url)))
+    return Spans(otlp(url))
+
+
+def otlp(url: str) -> SpanExporter:
+    """What sends spans to an OTLP/HTTP collector. Raises ConfigError (the URL)."""
+    return OTLPSpanExporter(endpoint=endpoint(url))
+
+
+def provider(exporter: SpanExporter, service: str) -> TracerProvider:
+    """Makes spans, and hands them to `exporter` on a thread of the SDK's. service: their maker's name."""
+    made = TracerProvider(
+        resource=Resource.create({"service.name": service, "service.version": __version__}),
+        shutdown_on_exit=False,
+    )
+    made.add_span_processor(BatchSpanProcessor(exporter))
+    return made
+
+
+def parent_in(headers: Mapping[str, str]) -> Context:
+    """The context of the span that a request's headers name; without one if they name none that is valid."""
+    return PROPAGATOR.extract(headers, Context())
+
+
+def shut_down(provider: TracerProvider, timeout_s: float = CLOSE_S) -> None:
+    """Send what is queued. Waits for that at most `timeout_s`."""
+    closing = threading.Thread(target=provider.shutdown, name="hotprefix-spans", daemon=True)
+    closing.start()
+    closing.join(timeout_s)
 
 
 def endpoint(url: str) -> str:
@@ -63,6 +92,7 @@ class _Life:
 
     enqueued: its first event.
     arrived: when it reached the server.
+    parent: what its client said of its trace.
     phase: the child span that is open.
     since: when that began.
     phases: the children that have ended, as (name, begin, end).
@@ -73,6 +103,7 @@ class _Life:
 
     enqueued: ev.Enqueued
     arrived: float
+    parent: Context
     phase: str
     since: float
     phases: list[tuple[str, float, float]] = field(default_factory=list)
@@ -90,12 +121,10 @@ class Spans:
     """Makes spans from kernel events. The SDK hands them to `exporter` on a thread of its own."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        resource = Resource.create({"service.name": "hotprefix", "service.version": __version__})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider = provider(exporter, "hotprefix")
         self._tracer = self._provider.get_tracer("hotprefix", __version__)
         self._live: dict[str, _Life] = {}
-        self._arrived: dict[str, float] = {}
+        self._arrived: dict[str, tuple[float, Context]] = {}
         self._told: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.Enqueued: self._enqueued,
             ev.Admitted: self._admitted,
@@ -110,9 +139,10 @@ class Spans:
         self._model = model
         self._zero = round(wall * 1e9) - round(now * 1e9)
 
-    def arrived(self, request: str, now: float) -> None:
-        """Note when a request reached the server that the kernel will take or refuse next."""
-        self._arrived[request] = now
+    def arrived(self, request: str, now: float, trace: str | None = None) -> None:
+        """Note when a request reached the server that the kernel will take or refuse next, and with what
+        `traceparent`. One that cannot be read is none."""
+        self._arrived[request] = now, parent_in({"traceparent": trace or ""})
 
     def event(self, event: ev.Event) -> None:
         told = self._told.get(type(event))
@@ -126,7 +156,7 @@ class Spans:
             return
         life.enter("", now)
         with_totals = self._known(life) | _totals(progress, life.ran)
-        span = self._begin(progress.request, life.arrived, with_totals)
+        span = self._begin(progress.request, life.arrived, life.parent, with_totals)
         under = set_span_in_context(span, Context())
         for name, begin, end in life.phases:
             child = self._tracer.start_span(name, under, start_time=self._ns(begin))
@@ -140,15 +170,13 @@ class Spans:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what is queued. Waits for that at most `timeout_s`. Requests that have not ended have no
         span."""
-        closing = threading.Thread(target=self._provider.shutdown, name="hotprefix-spans", daemon=True)
-        closing.start()
-        closing.join(timeout_s)
+        shut_down(self._provider, timeout_s)
 
     # -- events -----------------------------------------------------------------------------------
 
     def _enqueued(self, event: ev.Enqueued) -> None:
-        arrived = self._arrived.pop(event.request, event.now)
-        self._live[event.request] = _Life(event, arrived, "queue", arrived)
+        arrived, parent = self._arrived.pop(event.request, (event.now, Context()))
+        self._live[event.request] = _Life(event, arrived, parent, "queue", arrived)
 
     def _admitted(self, event: ev.Admitted) -> None:
         life = self._live[event.request]
@@ -175,8 +203,8 @@ class Spans:
         life.marks.append(("retract", event.now, why))
 
     def _rejected(self, event: ev.Rejected) -> None:
-        arrived = self._arrived.pop(event.request, event.now)
-        span = self._begin(event.request, arrived, {"error.type": "rejected"})
+        arrived, parent = self._arrived.pop(event.request, (event.now, Context()))
+        span = self._begin(event.request, arrived, parent, {"error.type": "rejected"})
         span.set_status(Status(StatusCode.ERROR, event.reason))
         span.end(self._ns(event.now))
 
@@ -185,12 +213,10 @@ class Spans:
     def _ns(self, now: float) -> int:
         return self._zero + round(now * 1e9)
 
-    def _begin(self, request: str, now: float, attributes: Attributes) -> Span:
-        """Begin a span that is the root of a trace of its own."""
+    def _begin(self, request: str, now: float, parent: Context, attributes: Attributes) -> Span:
+        """Begin a request's span, which is the root of a trace of its own if it has no parent."""
         names = {"gen_ai.response.id": request, "gen_ai.response.model": self._model}
-        return self._tracer.start_span(
-            NAME, Context(), attributes=names | attributes, start_time=self._ns(now)
-        )
+        return self._tracer.start_span(NAME, parent, attributes=names | attributes, start_time=self._ns(now))
 
     def _known(self, life: _Life) -> Attributes:
         found: Attributes = {

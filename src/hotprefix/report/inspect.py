@@ -14,14 +14,17 @@ from hotprefix.errors import InputError
 from hotprefix.records.log_summary import QUANTILES, Group, Summary, summarize
 from hotprefix.records.parts import parts_of
 from hotprefix.records.percentiles import Sketch
+from hotprefix.records.route_summary import is_route_log, summarize_routes
 from hotprefix.report.inspect_page import render
+from hotprefix.report.inspect_routes import render_routes, route_figures
 from hotprefix.report.inspect_rows import RowFile
 
 
 def inspect_log(
     log: Path, out: Path | None, *, rows: Path | None = None, skip_bad: bool = False
 ) -> dict[str, Any]:
-    """Read a log, write its report and rows, and return its figures. Raises InputError.
+    """Read a log of an engine or a router, write its report and rows, and return its figures. Raises
+    InputError, also for rows of a router's log.
 
     out: the report's file; None = no report.
     rows: .csv or .parquet file for a row for each request; None = no rows.
@@ -30,6 +33,8 @@ def inspect_log(
     for name, place in (("out", out), ("rows", rows)):
         if place is not None and place.resolve() in {part.resolve() for part in parts_of(log)}:
             raise InputError(f"--{name} {place}: this is the log itself; give another file", param=name)
+    if is_route_log(log, skip_bad=skip_bad):
+        return _routes(log, out, rows, skip_bad)
     if rows is None:
         summary = summarize(log, skip_bad=skip_bad)
     else:
@@ -38,6 +43,20 @@ def inspect_log(
     if out is not None:
         _write(out, render(summary))
     return figures(summary)
+
+
+def _routes(log: Path, out: Path | None, rows: Path | None, skip_bad: bool) -> dict[str, Any]:
+    """The same of a router's log."""
+    if rows is not None:
+        raise InputError(
+            f"--rows {rows}: {log} is a router's log, whose lines are rows already; give the log of an "
+            "engine, or --out or --json",
+            param="rows",
+        )
+    found = summarize_routes(log, skip_bad=skip_bad)
+    if out is not None:
+        _write(out, render_routes(found))
+    return route_figures(found)
 
 
 def _write(out: Path, page: str) -> None:

@@ -125,7 +125,7 @@ class Admin:
     async def flush(self, request: Request) -> Response:
         """Make what was computed before, also by requests that run now, invisible to later requests. The
         answer tells what could not be freed yet, and what was not touched."""
-        async with _patience():
+        async with patience():
             report = await self._service.engine.flush_cache()
         message = f"flushed {report.freed} tokens"
         if report.kept:
@@ -146,14 +146,14 @@ class Admin:
 
     async def _stats(self) -> EngineStats | None:
         try:
-            async with _patience():
+            async with patience():
                 return await self._service.engine.stats()
         except (HotprefixError, ApiError):
             return None
 
 
 @contextlib.asynccontextmanager
-async def _patience() -> AsyncIterator[None]:
+async def patience() -> AsyncIterator[None]:
     """Raises ApiError 503 if the engine does not answer in time."""
     try:
         async with asyncio.timeout(PATIENCE_S):

@@ -22,7 +22,10 @@ from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError, answer, response_of
 from hotprefix.server.generation import Engine
 from hotprefix.server.guard import Guard
+from hotprefix.server.kv_routes import KVRoutes
 from hotprefix.server.live_page import LivePage
+from hotprefix.server.load_report import LoadRoute
+from hotprefix.server.resume import RESUME_PATH
 from hotprefix.server.service import Service
 from hotprefix.server.text import Text
 
@@ -54,10 +57,12 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
     """The ASGI application over an engine. `app.state.service` is its `Service`; if the tokenizer is loaded
     later, set the service's `text` then."""
     service = Service(engine, config, text)
-    admin, live = Admin(service), LivePage(service)
+    admin, live, load = Admin(service), LivePage(service), LoadRoute(service)
+    kv = KVRoutes(service, load.latest)
     routes = [
         Route("/v1/chat/completions", service.chat, methods=["POST"]),
         Route("/v1/completions", service.completion, methods=["POST"]),
+        Route(RESUME_PATH, service.resume, methods=["POST"]),
         Route("/v1/models", admin.models),
         Route("/v1/models/{name:path}", admin.model),
         Route("/tokenize", admin.tokenize, methods=["POST"]),
@@ -68,6 +73,9 @@ def create_app(engine: Engine, config: ServerConfig, text: Text | None = None) -
         Route("/readyz", admin.health),
         Route("/livez", admin.alive),
         Route("/metrics", admin.metrics),
+        Route("/load", load.load),
+        Route("/kv_event_sources", kv.sources),
+        Route("/kv_snapshot", kv.snapshot),
         Route("/server_info", admin.server_info),
         Route("/version", admin.version),
         Route("/flush_cache", admin.flush, methods=["POST"]),

@@ -7,6 +7,7 @@ bound: an object of a hundred thousand members costs as much as a book. NaN and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -58,12 +59,17 @@ def load(body: bytes | bytearray, config: ServerConfig) -> Any:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_type")
+    count_lists(value, config)
+    return value
+
+
+def count_lists(value: Mapping[str, Any], config: ServerConfig) -> None:
+    """Raises ApiError 400 if one of a request's lists is too long."""
     for name in COUNTED_LISTS:
         given, limit = value.get(name), config.max_messages
         if isinstance(given, list) and len(given) > limit:
             message = f"{name} has {len(given)} entries: at most {limit} are taken (--max-messages)"
             raise ApiError(400, message, param=name, code="too_many_entries")
-    return value
 
 
 def check(kind: type[B], value: Any) -> B:

@@ -7,6 +7,8 @@ Rules:
    choice "none" the output is not searched for calls.
 4. Whatever an answer holds, the next request may send back.
 5. Reasoning is kept apart from content if the request asks for it.
+6. The pieces follow from the deltas and the answer's id alone, so that another engine can make them again
+   (resume.py). The ids of calls are derived from the answer's id, which is random.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 from hotprefix.engine.executor import TokenLogprob
 from hotprefix.engine.messages import Delta
 from hotprefix.engine.params import MAX_LOGPROBS
-from hotprefix.engine.text.call_ids import new_id
+from hotprefix.engine.text.call_ids import short_id
 from hotprefix.engine.text.reasoning import ReasoningSplitter
 from hotprefix.engine.text.tools import ToolDelta, ToolOutput
 from hotprefix.errors import InputError
@@ -86,10 +88,10 @@ def check(body: Chat) -> None:
 
 
 class ChatChoice:
-    """One choice. prompt: the conversation's ids."""
+    """One choice. answer: its id. prompt: the conversation's ids."""
 
-    def __init__(self, index: int, body: Chat, text: Text, prompt: Sequence[int]) -> None:
-        self._index, self._body, self._text = index, body, text
+    def __init__(self, index: int, body: Chat, text: Text, answer: str, prompt: Sequence[int]) -> None:
+        self._index, self._body, self._text, self._answer = index, body, text, answer
         self._splitter = _splitter(prompt, text) if body.separate_reasoning else None
         self._reasoning: list[str] = []
         self._parser = text.tool_parser(template_tools(body)) if body.choice != "none" else None
@@ -147,7 +149,8 @@ class ChatChoice:
             self._calls[call.index]["function"]["arguments"] += call.arguments
             return {"index": call.index, "function": {"arguments": call.arguments}}
         function = {"name": call.name, "arguments": call.arguments}
-        whole = {"id": new_id(), "type": "function", "function": function}
+        name = short_id(f"{self._answer}/{self._index}/{call.index}")
+        whole = {"id": name, "type": "function", "function": function}
         self._calls.append(whole)
         return {"index": call.index, **whole, "function": dict(function)}
 

@@ -38,6 +38,11 @@ class ServerConfig:
     key_digests: frozenset[bytes] = option(
         frozenset(), "File with one API key a line.", SECURITY, "FILE", flag="api-key-file", repr=False,
         read=lambda path: ServerConfig.keys_from_file(path), unset="no keys")
+    # SHA-256 of the key of routers; None = there are none.
+    internal_digest: bytes | None = option(
+        None, "File with one key, by which routers show who they are; opens the routes that only they may "
+        "call.", SECURITY, "FILE", flag="internal-key-file", repr=False,
+        read=lambda path: ServerConfig.internal_from_file(path), unset="those routes are closed")
     isolate_keys: bool = option(False, "Keys do not share cached prefixes; needs --api-key-file.", SECURITY)
     cors_origin: str = option(
         LOCAL_ORIGINS, "Regular expression of the origins whose pages may call.", SECURITY, "REGEX",
@@ -100,19 +105,40 @@ class ServerConfig:
     def keys_from_file(cls, path: Path) -> frozenset[bytes]:
         """Digests of the keys in a file, one key a line. Empty lines and lines that start with # are left
         out. Raises ConfigError if the file cannot be read or holds no key."""
-        try:
-            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api key file {path}: {error}", param="api_key_file") from error
-        keys = [line for line in lines if line and not line.startswith("#")]
-        if not keys:
-            raise ConfigError(f"api key file {path} holds no key: put one on a line", param="api_key_file")
-        return cls.digests(keys)
+        return cls.digests(_keys(path, "api_key_file"))
+
+    @classmethod
+    def internal_from_file(cls, path: Path) -> bytes:
+        """Digest of the one key in a file. Raises ConfigError if the file cannot be read or does not hold
+        one."""
+        return key_digest(internal_key(path).encode())
 
     def at(self, host: str, port: int) -> Self:
         """The same settings on another address."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return type(self)(**{**values, "host": host, "port": port})
+
+
+def internal_key(path: Path) -> str:
+    """The one key in the file of a router and its engines. Raises ConfigError as above."""
+    keys = _keys(path, "internal_key_file")
+    if len(keys) > 1:
+        raise ConfigError(
+            f"internal key file {path} holds {len(keys)} keys: leave one", param="internal_key_file"
+        )
+    return keys[0]
+
+
+def _keys(path: Path, param: str) -> list[str]:
+    """The keys in a file. Raises ConfigError if it cannot be read or holds none."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{param.replace('_', ' ')} {path}: {error}", param=param) from error
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{param.replace('_', ' ')} {path} holds no key: put one on a line", param=param)
+    return keys
 
 
 def key_digest(key: bytes) -> bytes:

@@ -19,13 +19,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from hotprefix.engine.client import Health, Stream
-from hotprefix.engine.messages import Delta, EngineInfo, EngineStats, FlushReport, Generate
+from hotprefix.engine.messages import (
+    Delta,
+    EngineInfo,
+    EngineLoad,
+    EngineStats,
+    FlushReport,
+    Generate,
+    KVSnapshot,
+)
 from hotprefix.errors import HotprefixError
 from hotprefix.kernel.plan import Finish
-from hotprefix.server.answer import Answer
+from hotprefix.server.answer import Answer, Chunk
 from hotprefix.server.errors import ApiError, from_error
 from hotprefix.server.guard import ARRIVED, Gate
 from hotprefix.server.metrics import Metrics, Watch
+from hotprefix.server.resume import LOST, mark_line
 
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,6 +55,8 @@ class Engine(Protocol):
     async def submit(self, requests: Sequence[Generate]) -> Stream: ...
     async def flush_cache(self) -> FlushReport: ...
     async def stats(self) -> EngineStats: ...
+    async def load(self) -> EngineLoad: ...
+    async def kv_snapshot(self) -> KVSnapshot | None: ...
 
 
 class GenerationResponse(Response):
@@ -75,7 +86,8 @@ class GenerationResponse(Response):
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._sse:
-            await self._stream(Events(send, self._keepalive_s), scope[ARRIVED])
+            opening = mark_line(self._answer.head()) if self._answer.marked else b""
+            await self._stream(Events(send, self._keepalive_s, opening), scope[ARRIVED])
             return
         async with await self._engine.submit(self._answer.requests) as stream:
             watch = self._metrics.watch(scope[ARRIVED])
@@ -83,10 +95,10 @@ class GenerationResponse(Response):
                 self._chunks(delta, watch)
         await JSONResponse(self._answer.whole())(scope, receive, send)
 
-    def _chunks(self, delta: Delta, watch: Watch) -> list[dict[str, Any]]:
+    def _chunks(self, delta: Delta, watch: Watch) -> list[Chunk]:
         """The stream chunks of a delta; the delta's times are measured. Raises ApiError if the delta tells of
         a failure."""
-        watch.delta(delta, time.monotonic())
+        watch.delta(self._answer.made_here(delta), time.monotonic())
         if delta.finish in (Finish.ERROR, Finish.ABORT):
             raise self._failure(delta)
         return self._answer.chunks(delta)
@@ -101,20 +113,37 @@ class GenerationResponse(Response):
 
     async def _stream(self, events: Events, arrived: float) -> None:
         try:
-            async with events.beating(), await self._engine.submit(self._answer.requests) as stream:
+            async with events.beating(), await self._engine.submit(self._answer.open_requests) as stream:
                 watch = self._metrics.watch(arrived)
+                if stream.ended:  # every choice had ended before
+                    await events.put(self._last(), more=False)
                 async for delta in stream:
-                    found = b"".join(map(_event, self._chunks(delta, watch)))
+                    replays = self._answer.replays(delta)
+                    found = b"".join(map(self._marked, self._chunks(delta, watch)))
                     if stream.ended:
-                        last = self._answer.last_chunk()
-                        found += (_event(last) if last else b"") + b"data: [DONE]\n\n"
-                    await events.put(found, more=not stream.ended)
+                        found += self._last()
+                    if found or not replays:  # what a replay refuses still gets its status
+                        await events.put(found, more=not stream.ended)
+                    else:
+                        await asyncio.sleep(0)  # a long replay comes at once, and other streams go on
         except Exception as error:
             if not events.begun:
                 raise
-            await events.put(_event(from_error(error).body()), more=False)
+            await events.put(self._error(from_error(error)), more=False)
             if not isinstance(error, ApiError | HotprefixError):
                 raise
+
+    def _marked(self, chunk: Chunk) -> bytes:
+        event = _event(chunk.body)
+        return mark_line(chunk.mark) + event if self._answer.marked else event
+
+    def _last(self) -> bytes:
+        last = self._answer.last_chunk()
+        return (_event(last) if last else b"") + b"data: [DONE]\n\n"
+
+    def _error(self, error: ApiError) -> bytes:
+        lost = self._answer.marked and error.status in (429, 503)
+        return (mark_line(LOST) if lost else b"") + _event(error.body())
 
 
 class Events:
@@ -122,10 +151,11 @@ class Events:
 
     begun: whether status and headers are sent, which happens with the first bytes.
     keepalive_s: after so long without a byte a comment is sent, which clients ignore; 0 = never.
+    opening: comes before the first bytes.
     """
 
-    def __init__(self, send: Send, keepalive_s: float) -> None:
-        self._send, self._keepalive_s = send, keepalive_s
+    def __init__(self, send: Send, keepalive_s: float, opening: bytes = b"") -> None:
+        self._send, self._keepalive_s, self._opening = send, keepalive_s, opening
         self._sending = asyncio.Lock()
         self._sent_at = time.monotonic()
         self.begun = self._ended = False
@@ -140,6 +170,7 @@ class Events:
             self._ended = not more
             self._sent_at = time.monotonic()
             if data or not more:
+                data, self._opening = self._opening + data, b""
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     @contextlib.asynccontextmanager

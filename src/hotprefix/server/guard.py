@@ -1,9 +1,13 @@
-"""Which requests may come in. Owns: API keys, cross-origin answers, request ids and the gate that drains.
+"""Which requests may come in. Owns: API keys, the routers' key, cross-origin answers, request ids and the
+gate that drains.
 
-Rules: if there are keys, every route needs one, unknown routes too. The exceptions are OPTIONS, health,
-liveness and the page at /, which is the same for every client and holds no data. A key is compared by digest
-against all keys, in constant time, and is never kept, logged or shown. `sites.py` decides which host names
-and which pages may call; that check comes before the keys.
+Rules:
+1. If there are API keys, every route needs one, unknown routes too. The exceptions are OPTIONS, health,
+   liveness and the page at /, which is the same for every client and holds no data.
+2. Routes that are for routers of the fleet only are closed unless there is an internal key, and then need it.
+   A router needs no API key for those, and for what it reads of a server's load.
+3. A key is compared by digest against all keys, in constant time, and is never kept, logged or shown.
+4. `sites.py` decides which host names and which pages may call; that check comes before the keys.
 """
 
 from __future__ import annotations
@@ -22,12 +26,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotprefix.server.config import ServerConfig, key_digest
 from hotprefix.server.errors import ApiError, response_of
+from hotprefix.server.internal import closed, is_internal
 from hotprefix.server.sites import Sites
 
 OPEN_PATHS = frozenset({"/health", "/readyz", "/livez"})
 PAGE_PATH, PAGE_METHODS = "/", frozenset({"GET", "HEAD"})
 TENANT = "hotprefix.tenant"
 ARRIVED = "hotprefix.arrived"
+REQUEST_ID = "hotprefix.request_id"
+INTERNAL_PATHS = frozenset({"/kv_snapshot"})  # for routers of this fleet only
+ROUTER_PATHS = frozenset({"/load", "/kv_event_sources"})  # they need no API key there
 
 
 class Gate:
@@ -71,7 +79,7 @@ class Guard:
             return
         scope[ARRIVED] = time.monotonic()
         headers = Headers(scope=scope)
-        send = self._stamped(headers, send)
+        send = self._stamped(scope, headers, send)
         refused = self._sites.wrong_host(headers)
         if refused is None and scope["method"] == "OPTIONS":
             await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -85,13 +93,18 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _enter(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Check the key, if the route needs one, and note its owner."""
-        if not self._config.key_digests or _open(scope):
+        """Check the keys that the route needs, and note the API key's owner."""
+        config, path = self._config, scope["path"]
+        router = path in INTERNAL_PATHS | ROUTER_PATHS and is_internal(config, headers)
+        if path in INTERNAL_PATHS and not router:
+            return closed(config)
+        if not config.key_digests or _open(scope):
             return None
         key = _bearer(headers)
-        if key is None or not self._known(key):
+        known = key is not None and self._known(key)
+        if not (known or router):
             return _refusal(key is not None)
-        if self._config.isolate_keys:
+        if config.isolate_keys and known and key is not None:
             scope[TENANT] = tenant(key)
         return None
 
@@ -102,11 +115,13 @@ class Guard:
             found |= hmac.compare_digest(digest, known)
         return found
 
-    def _stamped(self, request: Headers, send: Send) -> Send:
-        """Add the request id and, if the origin may see the answer, the cross-origin headers."""
+    def _stamped(self, scope: Scope, request: Headers, send: Send) -> Send:
+        """Add the request id, which is noted, and, if the origin may see the answer, the cross-origin
+        headers."""
         request_id = request.get("x-request-id", "")
         if not re.fullmatch(r"[\x21-\x7e]{1,128}", request_id):
             request_id = uuid.uuid4().hex
+        scope[REQUEST_ID] = request_id
         origin = request.get("origin")
         stamp = {"x-request-id": request_id}
         if origin is not None and self._sites.allows(origin):

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from hotprefix.engine.link_totals import link_totals
 from hotprefix.engine.messages import Fared, Insight
+from hotprefix.engine.paced.pace import PaceTotals
 from hotprefix.engine.stores.breaker import BreakerState
 from hotprefix.engine.stores.store_counters import StoreStats
 from hotprefix.kernel.cache.tier import Occupancy
@@ -129,6 +130,8 @@ def insight_metrics(insight: Insight) -> Iterator[Metric]:
     yield from _links(insight)
     if insight.store is not None:
         yield from _store(insight.store)
+    if insight.pace is not None:
+        yield from _pace(insight.pace)
     yield from _observation(insight)
 
 
@@ -284,6 +287,14 @@ def _store(store: StoreStats) -> Iterator[Metric]:
         )
     for name, text in TEXTS["store"].items():
         yield (gauge if name in STORE_GAUGES else counter)(f"store_{name}", text, getattr(store, name))
+
+
+def _pace(pace: PaceTotals) -> Iterator[Metric]:
+    yield counter("pace_seconds", "What the steps of a paced engine should have taken.", pace.priced_s)
+    yield counter("pace_lost_seconds", "By how much they took longer, and it was given up.", pace.lost_s)
+    yield gauge(
+        "pace_behind_seconds", "By how much the last step ended too late, still to be made up.", pace.behind_s
+    )
 
 
 def _observation(insight: Insight) -> Iterator[Metric]:

@@ -47,7 +47,7 @@ class Intake:
 
     async def use(self, request: Request, work: Callable[[Any], T]) -> T:
         """What `work` makes of the body's JSON value. Raises ApiError 400, 413, 415 or 503."""
-        async with self._read(request) as body:
+        async with self.reading(request) as body:
             return await self._run(request, len(body), lambda: work(self._value(body)))
 
     def _value(self, body: bytearray) -> Any:
@@ -71,9 +71,10 @@ class Intake:
     # -- reading ----------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _read(self, request: Request) -> AsyncIterator[bytearray]:
-        """The whole body. If all bodies together would need more room than there is, the largest of those
-        that are still being read gives way."""
+    async def reading(self, request: Request) -> AsyncIterator[bytearray]:
+        """The whole body, for as long as the context lasts. Raises ApiError 413, 415 or 503. If all bodies
+        together would need more room than there is, the largest of those that are still being read gives
+        way."""
         self._check_head(request)
         body = bytearray()
         try:

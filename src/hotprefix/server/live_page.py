@@ -1,32 +1,24 @@
-"""The live page. Owns: `/`, one static page that loads nothing from elsewhere, and `/live.json`, what it
-shows.
+"""The live page of an engine. Owns: `/` (page.py), and `/live.json`, what it shows.
 
-Rules: the page holds nothing worth guarding and needs no key; its data needs one like every other route.
-However many pages are open, the engine is asked at most once every `FRESH_S` seconds, and no page waits for a
-busy one: after `WAIT_S` seconds it gets the last snapshot, with its age. A content security policy lets the
-page run its own script and style only, and talk to its own server only.
+Rules: no page waits for a busy engine: it gets the last snapshot, with its age (latest.py).
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import dataclasses
-import hashlib
-import re
 import time
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hotprefix import __version__
 from hotprefix.engine.messages import EngineStats, Fared, Insight
-from hotprefix.errors import HotprefixError
 from hotprefix.kernel.plan import Hindrance, Queue
 from hotprefix.kernel.state.estimates import Predictions
+from hotprefix.server.latest import Latest
+from hotprefix.server.page import Page, data
 from hotprefix.server.service import Service
 
 FRESH_S = 0.5
@@ -46,63 +38,27 @@ class LivePage:
     """The two routes. clock: seconds, monotonic."""
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
-        self._service, self._clock = service, clock
-        self._page = files("hotprefix.server").joinpath("static/live.html").read_bytes()
-        self._headers = {"content-security-policy": policy(self._page), "cache-control": "no-cache",
-                         "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}  # fmt: skip
-        self._stats: EngineStats | None = None
-        self._taken = 0.0
-        self._asked = float("-inf")
-        self._asking: asyncio.Task[None] | None = None
+        self._service = service
+        self._page = Page("hotprefix.server")
+        self._stats = Latest(lambda: service.engine.stats(), FRESH_S, WAIT_S, clock)
 
     async def page(self, request: Request) -> Response:
-        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._headers)
+        return self._page.response()
 
     async def data(self, request: Request) -> Response:
-        await self._refresh()
+        latest = await self._stats.get()
+        stats, age_s = latest or (None, None)
         health = self._service.engine.health()
-        stats = self._stats
         found: dict[str, Any] = {
             "version": __version__, "ok": health.ok, "state": health.reason,
             "restarts": self._service.engine.restarts,
-            "age_s": None if stats is None else round(self._clock() - self._taken, 1),
+            "age_s": None if age_s is None else round(age_s, 1),
         }  # fmt: skip
         if stats is not None:
             info = self._service.engine.info
             found |= {"model": self._service.names()[0], "max_running": info.details.get("max_running")}
             found |= shown(stats)
-        return JSONResponse(found, headers={"cache-control": "no-store"})
-
-    async def _refresh(self) -> None:
-        """Ask the engine, unless that was just done, and wait a little for its answer."""
-        if self._asking is None and self._clock() - self._asked >= FRESH_S:
-            self._asked = self._clock()
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking is not None:
-            await asyncio.wait((self._asking,), timeout=WAIT_S)
-
-    async def _ask(self) -> None:
-        try:
-            self._stats = await self._service.engine.stats()
-            self._taken = self._clock()
-        except HotprefixError:
-            self._stats = None  # an engine that is gone has no numbers
-        finally:
-            self._asking = None
-
-
-def policy(page: bytes) -> str:
-    """The content security policy for the page's own inline script and style."""
-    allowed = {}
-    for kind in (b"script", b"style"):
-        found = re.search(b"<" + kind + b">(.*?)</" + kind + b">", page, re.DOTALL)
-        assert found is not None
-        allowed[kind] = base64.b64encode(hashlib.sha256(found[1]).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{allowed[b'script']}'; "
-        f"style-src 'sha256-{allowed[b'style']}'; connect-src 'self'; img-src data:; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
-    )
+        return data(found)
 
 
 def shown(stats: EngineStats) -> dict[str, Any]:

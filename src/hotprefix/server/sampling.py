@@ -173,9 +173,10 @@ def requests_for(
     id_: str,
     salt: str | None,
     arrived: float,
+    trace: str | None = None,
 ) -> list[Generate]:
     """One engine request for each choice, in the order of their indices: the n of prompt 0, the n of prompt
-    1, and so on. arrived: when the HTTP request came, by `time.monotonic`."""
+    1, and so on. arrived: when the HTTP request came, by `time.monotonic`. trace: its `traceparent`."""
     settings = [_with_seed(params, choice) for choice in range(n)]
     return [
         Generate(
@@ -186,6 +187,7 @@ def requests_for(
             salt=salt,
             session=body.session_id,
             hold_s=body.session_hold_s if body.session_id is not None else 0.0,
+            trace=trace,
             arrived=arrived,
         )
         for number, prompt in enumerate(prompts)

@@ -36,7 +36,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream_reasoning": (True,),
     "return_hidden_states": (False,),
     "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
     "no_stop_trim": (False,),
     "logits_processors": ([],),
     "bad_words": ([],),
@@ -161,6 +160,7 @@ class Generation(Model):
     session_id: str | None = Field(default=None, min_length=1, max_length=256)
     session_hold_s: float = Field(default=30.0, gt=0, le=3600)
     return_cached_tokens_details: bool = False
+    return_token_ids: bool = False
 
 
 class Completion(Generation):

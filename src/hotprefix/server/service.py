@@ -18,15 +18,17 @@ from hotprefix.engine.messages import EngineInfo
 from hotprefix.errors import EngineDead, InputError
 from hotprefix.server import chat, completions, guard
 from hotprefix.server.answer import Answer, Choice
-from hotprefix.server.bodies import check
+from hotprefix.server.bodies import check, count_lists
 from hotprefix.server.config import ServerConfig
 from hotprefix.server.errors import ApiError
 from hotprefix.server.generation import Engine, GenerationResponse
 from hotprefix.server.grammar_queue import Turns
 from hotprefix.server.guard import ARRIVED, TENANT, Gate, salt
 from hotprefix.server.intake import Intake
+from hotprefix.server.internal import is_internal, require_internal
 from hotprefix.server.metrics import Metrics
 from hotprefix.server.presence import while_there
+from hotprefix.server.resume import CHAT_PATH, Resume
 from hotprefix.server.sampling import check_length, requests_for, sampling_params, structured_output
 from hotprefix.server.schemas import Chat, Completion, Generation
 from hotprefix.server.text import Text
@@ -80,6 +82,11 @@ class Service:
     async def chat(self, request: Request) -> Response:
         return await self._respond(request, self._chat)
 
+    async def resume(self, request: Request) -> Response:
+        """Go on with an answer that another engine began (resume.py). 404 without the internal key."""
+        require_internal(self.config, request.headers)
+        return await self._respond(request, self._resumed)
+
     async def _respond(
         self, request: Request, prepare: Callable[[Request, Any], tuple[Answer, bool]]
     ) -> Response:
@@ -95,7 +102,18 @@ class Service:
             answer, self.engine, self.gate, self.metrics, sse=stream, keepalive_s=keepalive_s
         )
 
-    def _completion(self, request: Request, value: Any) -> tuple[Answer, bool]:
+    def _resumed(self, request: Request, value: Any) -> tuple[Answer, bool]:
+        wanted = check(Resume, value)
+        count_lists(wanted.body, self.config)
+        prepare = self._chat if wanted.path == CHAT_PATH else self._completion
+        answer, stream = prepare(request, wanted.body, wanted.head.id)
+        if not stream:
+            raise InputError("only a stream can be taken up: ask for a whole answer again", param="stream")
+        answer.take_up(wanted)
+        return answer, stream
+
+    def _completion(self, request: Request, value: Any, name: str | None = None) -> tuple[Answer, bool]:
+        """name: the answer's id; None = a new one."""
         body = check(Completion, value)
         text, info = self.ready()
         model = self.check_model(body.model)
@@ -119,7 +137,14 @@ class Service:
         params.check_vocab(info.vocab_size)
         id_ = f"cmpl-{uuid.uuid4().hex}"
         requests = requests_for(
-            prompts, body.n, params, body, id_, _salt(request, body), request.scope[ARRIVED]
+            prompts,
+            body.n,
+            params,
+            body,
+            id_,
+            _salt(request, body),
+            request.scope[ARRIVED],
+            request.headers.get("traceparent"),
         )
         choices = [
             completions.CompletionChoice(
@@ -127,11 +152,12 @@ class Service:
             )
             for number, one in enumerate(requests)
         ]
-        answer = Answer(id_, model, "text_completion", "text_completion", requests, choices, body.n)
-        answer.grammar_field = grammar_field
-        return _with_options(answer, request, body), body.stream
+        answer = Answer(name or id_, model, "text_completion", "text_completion", requests, choices, body.n)
+        answer.grammar_field, answer.ids_in_choice = grammar_field, True
+        return self._with_options(answer, request, body), body.stream
 
-    def _chat(self, request: Request, value: Any) -> tuple[Answer, bool]:
+    def _chat(self, request: Request, value: Any, name: str | None = None) -> tuple[Answer, bool]:
+        """name: see `_completion`."""
         body = check(Chat, value)
         text, info = self.ready()
         model = self.check_model(body.model)
@@ -154,12 +180,22 @@ class Service:
         params.check_vocab(info.vocab_size)
         id_ = f"chatcmpl-{uuid.uuid4().hex}"
         requests = requests_for(
-            [prompt], body.n, params, body, id_, _salt(request, body), request.scope[ARRIVED]
+            [prompt],
+            body.n,
+            params,
+            body,
+            id_,
+            _salt(request, body),
+            request.scope[ARRIVED],
+            request.headers.get("traceparent"),
         )
-        choices: Sequence[Choice] = [chat.ChatChoice(number, body, text, prompt) for number in range(body.n)]
-        answer = Answer(id_, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n)
+        name = name or id_
+        choices: Sequence[Choice] = [
+            chat.ChatChoice(number, body, text, name, prompt) for number in range(body.n)
+        ]
+        answer = Answer(name, model, "chat.completion", "chat.completion.chunk", requests, choices, body.n)
         answer.grammar_field = grammar_field
-        return _with_options(answer, request, body), body.stream
+        return self._with_options(answer, request, body), body.stream
 
     def _check_choices(self, prompts: int, n: int, info: EngineInfo) -> None:
         """Raises InputError if there are too many choices. There are too many also if the engine does not
@@ -174,18 +210,19 @@ class Service:
                 param="n",
             )
 
-
-def _with_options(answer: Answer, request: Request, body: Generation) -> Answer:
-    """The answer with the stream's options. Raises InputError if options are given and the answer is not
-    streamed."""
-    if body.stream_options is not None:
-        if not body.stream:
-            raise InputError("stream_options needs stream true", param="stream_options")
-        answer.usage_in_stream = body.stream_options.include_usage
-        answer.usage_in_chunks = answer.usage_in_stream and body.stream_options.continuous_usage_stats
-    header = request.headers.get(DETAILS_HEADER, "").lower() in ("1", "true")
-    answer.by_source = body.return_cached_tokens_details or header
-    return answer
+    def _with_options(self, answer: Answer, request: Request, body: Generation) -> Answer:
+        """The answer with its options. Raises InputError if options of streams are given and the answer is
+        not streamed."""
+        if body.stream_options is not None:
+            if not body.stream:
+                raise InputError("stream_options needs stream true", param="stream_options")
+            answer.usage_in_stream = body.stream_options.include_usage
+            answer.usage_in_chunks = answer.usage_in_stream and body.stream_options.continuous_usage_stats
+        header = request.headers.get(DETAILS_HEADER, "").lower() in ("1", "true")
+        answer.by_source = body.return_cached_tokens_details or header
+        answer.token_ids = body.return_token_ids
+        answer.marked = is_internal(self.config, request.headers)
+        return answer
 
 
 def _salt(request: Request, body: Generation) -> str | None:

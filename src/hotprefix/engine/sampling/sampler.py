@@ -81,6 +81,12 @@ class Sampler:
             constraint=constraint,
         )
 
+    def replay(self, request_id: RequestId, outputs: Sequence[int]) -> bool:
+        """Take outputs that were sampled elsewhere into a request that has none yet. True if its grammar ends
+        with the last one. outputs: ids of the vocabulary. Raises InputError if the grammar does not allow
+        them, ProtocolError for an unknown id."""
+        return self._state(request_id).replay(outputs)
+
     def sample(self, rows: Sequence[RequestId], logits: torch.Tensor) -> list[Sampled | Unsampled]:
         """One result for each row: a token, which is appended to its request's state, or why there is none.
 

@@ -114,7 +114,17 @@ class RequestState:
 
     def add(self, token: int) -> bool:
         """Append a sampled token. True if the grammar ends with it."""
+        self._count(token)
+        return self.constraint is not None and self.constraint.advance(token)
+
+    def replay(self, tokens: Sequence[int]) -> bool:
+        """Append tokens that were sampled elsewhere. True if the grammar ends with the last one. Raises
+        InputError if the grammar does not allow them."""
+        for token in tokens:
+            self._count(token)
+        return self.constraint is not None and self.constraint.replay(tokens)
+
+    def _count(self, token: int) -> None:
         self.outputs += 1
         if self._counts is not None:
             self._counts.add(token)
-        return self.constraint is not None and self.constraint.advance(token)

@@ -96,12 +96,29 @@ class Constraint:
         self._taken.append(token)
         return bool(self._matcher.consume_token(token) and self._matcher.is_stopped())
 
+    def replay(self, tokens: Sequence[int]) -> bool:
+        """Take tokens that were sampled elsewhere, at the grammar's start. True if nothing but an end may
+        follow. Raises InputError if the grammar does not allow them."""
+        self._taken.extend(tokens)
+        if not self._take_again():
+            self._go_again()
+        if self._matcher.is_error():
+            problem = _one_line(self._matcher.get_error())
+            raise InputError(f"the grammar does not allow the outputs so far: {problem}", param="outputs")
+        return bool(self._matcher.is_stopped())
+
     def _go_again(self) -> None:
         self._shares = False
         self._matcher = self._renew()
+        self._take_again()
+
+    def _take_again(self) -> bool:
+        """Take all tokens, from the grammar's start. Whether the grammar allows them."""
         for start in range(0, len(self._taken), _TAKEN_AT_ONCE):
             self._matcher.compute_bitmask()  # allots one step's budget, which the tokens taken next use up
-            self._matcher.consume_tokens(self._taken[start : start + _TAKEN_AT_ONCE])
+            if not self._matcher.consume_tokens(self._taken[start : start + _TAKEN_AT_ONCE]):
+                return False
+        return True
 
 
 class Compiler:

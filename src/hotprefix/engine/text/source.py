@@ -195,6 +195,7 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+SPLITS = frozenset((_LLAMA3, _QWEN2, _TEKKEN))
 _GPT2_LIKE = ("gpt-2", "gpt2", "olmo", "mpt")
 _DIGITS_FIRST = ("smollm", "starcoder", "refact", "codeshell")
 _SPLITS = {

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from hotprefix.engine.text.continuation import Continuation
 from hotprefix.engine.text.source import AddedToken, TokenizerSource, from_directory, from_gguf
@@ -60,7 +60,7 @@ class Tokenizer:
         }
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
+    def load(cls, path: Path) -> Self:
         """The tokenizer of a Hugging Face directory or a GGUF file. Raises ModelLoadError."""
         source = with_turn_ends(from_directory(path) if path.is_dir() else from_gguf(path))
         if not source.eos_ids:

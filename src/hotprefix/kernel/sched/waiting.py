@@ -1,5 +1,5 @@
-"""What holds the queue up. Owns: `QueueReader`, which says how old the oldest waiting request is and why the
-head does not start.
+"""What holds the queue up. Owns: `QueueReader`, which says how old the oldest waiting request is, why the
+head does not start, and how much is still to be computed.
 
 Rules:
 1. It only reads: no memo, pin, recency or counter moves. So it may be asked at any time, also with a step in
@@ -31,6 +31,19 @@ class QueueReader:
             default=None,
         )
         return Queue(None if first is None else max(0.0, now - first), self._head(now))
+
+    def outstanding(self) -> tuple[int, int]:
+        """(positions that are still to be computed before every request decodes, requests that decode). What
+        L1 held of a waiting request's prompt when it arrived does not count."""
+        tokens = decodes = 0
+        for seq in self._s.sequences.values():
+            if seq.phase in WAITING:
+                tokens += max(1, seq.target - seq.matched_at_enqueue)
+            elif seq.prefilling:
+                tokens += seq.target - seq.computed
+            else:
+                decodes += 1
+        return tokens, decodes
 
     def _head(self, now: float) -> Head | None:
         seq = self._first()

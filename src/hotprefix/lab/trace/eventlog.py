@@ -22,6 +22,7 @@ from hotprefix.lab.trace.line_fields import Names, check_blocks
 from hotprefix.lab.trace.problems import BadTrace, Report
 from hotprefix.lab.trace.trace_request import TraceRequest
 from hotprefix.records.read_log import ReadReport, read_log
+from hotprefix.records.route_schema import RouterHeader
 from hotprefix.records.schema import Dropped, End, Header, Prefill, Record, Reject, RequestInfo
 
 NOTES: Final = (
@@ -46,6 +47,9 @@ def read_beginning(path: Path) -> Beginning:
     """What is known of a log before it is read. Raises InputError."""
     page_size = None
     for number, record in enumerate(read_log(path, ReadReport())):
+        if isinstance(record, RouterHeader):
+            raise BadTrace(f"{path}: a router's log, which names no pages: give the log of an engine",
+                           param="trace")  # fmt: skip
         if isinstance(record, Header) and page_size is None:
             page_size = record.page_size
         if page_size is not None and isinstance(record, RequestInfo) and record.session is not None:
