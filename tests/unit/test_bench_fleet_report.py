@@ -63,8 +63,14 @@ def test_what_was_not_measured_is_null() -> None:
 
 
 def test_migrations_are_told_if_the_router_counts_them() -> None:
-    one = run(FleetName.KILLED, migrations=5)
-    before = {**one.before, "pools": [{**one.before["pools"][0], "migrations": 1}]}
+    def counted(went_on: int) -> list[dict[str, object]]:
+        return [
+            {"reason": "cut", "outcome": "resumed", "count": went_on},
+            {"reason": "cut", "outcome": "no_worker", "count": 3},
+        ]
+
+    one = run(FleetName.KILLED, migrations=counted(5))
+    before = {**one.before, "pools": [{**one.before["pools"][0], "migrations": counted(1)}]}
     (arm,) = summarise({"x": [FleetRun(one.workload, one.played, before, one.after)]}, 16).arms
     assert arm.migrations == (4,)
 

@@ -122,7 +122,7 @@ async def test_what_came_of_one_choice_is_not_told_of_the_next() -> None:
 
 
 def decision(**more: Any) -> Decision:
-    parts = Parts(1.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.25, None)
+    parts = Parts(1.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.25, 0.125, None)
     fields: dict[str, Any] = {
         "request": "r1", "at": 10.0, "worker": "a", "incarnation": 1, "decode": "a",
         "decode_incarnation": 1, "peer": None, "prompt": 100, "found": Found(l1=32, flight=16),
@@ -154,7 +154,7 @@ def test_a_decision_is_written_field_by_field() -> None:
         "peer": "c", "rule": "least_cost", "held_s": 0.5, "prompt_tokens": 100, "available_tokens": 64,
         "found_l1": 32, "found_l2": 0, "found_l3": 0, "found_flight": 16, "found_peer": 0, "queue_s": 1.0,
         "restore_s": 0.0, "pull_s": 0.0, "compute_s": 0.5, "hand_off_s": 0.0, "decode_wait_s": 0.0,
-        "first_s": 1.5, "delay_s": 0.25, "load": 0.7,
+        "first_s": 1.5, "delay_s": 0.25, "behind_s": 0.125, "load": 0.7,
         "runners_up": [{"worker": "b", "first_s": 1.5, "found_tokens": 64, "load": 2.0}],
         "unknown": ["report"], "copying": "earlier_here", "copied_tokens": 16,
     }  # fmt: skip

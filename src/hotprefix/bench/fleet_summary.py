@@ -163,5 +163,7 @@ def _timed(values: Sequence[float | None], base: Sequence[float | None]) -> Time
 
 
 def _total(value: Any) -> int:
-    """A counter, or the sum of one with labels."""
+    """A counter, the sum of one with labels, or of migrations those that went on."""
+    if isinstance(value, list):
+        return sum(each["count"] for each in value if each["outcome"] == "resumed")
     return int(sum(value.values()) if isinstance(value, Mapping) else value)

@@ -183,7 +183,7 @@ class EngineLoop:
         wants_prompt_logits = message.params.prompt_logprobs is not None and not message.outputs
         return Request(
             id=message.id,
-            tokens=tk.encode(message.prompt + message.outputs),
+            tokens=tk.encode([*message.prompt, *message.outputs]),
             max_tokens=max_tokens - len(message.outputs),
             namespace=Namespace(model=self._fingerprint, salt=message.salt),
             priority=message.priority,

@@ -94,13 +94,15 @@ class LocalFleet:
         return child
 
     async def going(self, work: Any) -> None:
-        """Wait for something. Raises InputError or EngineDead if the fleet cannot go on before that."""
+        """Wait for something. Raises InputError or EngineDead if the fleet cannot go on before that, and what
+        the work raises."""
         task = asyncio.ensure_future(work)
         failed = asyncio.ensure_future(self.children.failed.wait())
         try:
             await asyncio.wait((task, failed), return_when=asyncio.FIRST_COMPLETED)
             if self.children.why is not None:
                 raise self.children.why
+            task.result()
         finally:
             for each in (task, failed):
                 each.cancel()
