@@ -94,6 +94,16 @@ def test_the_period_skips_passes() -> None:
     assert [later - now for now, later in zip(touches, touches[3:], strict=False)] == [1] * 6
 
 
+def test_a_window_of_one_looks_at_the_head_of_the_queue() -> None:
+    d = cached(A, B, refresh_window=1)
+    ages = recency(d, A), recency(d, B)
+    d.submit("a", [*A, 1], 1)
+    d.submit("b", [*B, 1], 1)
+    d.step()
+    assert recency(d, A) > ages[0]
+    assert recency(d, B) == ages[1]
+
+
 def test_a_waiting_requests_match_is_found_again_after_the_tree_has_changed() -> None:
     """Its memo is of an empty namespace first, then of a shorter prefix; each pass sees what is there."""
     d = Driver(64, 4, max_running=1)
