@@ -159,7 +159,9 @@ class Roster:
         return heard
 
     def _take(self, worker: Worker, heard: Heard) -> None:
-        """Note what the worker said."""
+        """Note what the worker said. One that has left meanwhile is passed over."""
+        if self.workers.get(worker.name) is not worker:
+            return
         before = worker.heard
         began = worker.answered(heard)
         pool = None if worker.model is None else self._pools.all[worker.model]
