@@ -16,13 +16,11 @@ from typing import Any
 from pydantic_core import from_json
 from xxhash import xxh3_64_intdigest
 
+from hotprefix.router.body_fields import choices, outputs, session, text_or_none
 from hotprefix.router.prompt import Prompt
 
 TOKEN_BYTES = 4
 INLINE_BYTES = 64 * 1024
-OUTPUTS = 256
-"""Tokens that an answer is taken to have if its request sets no limit."""
-MOST = 1 << 20
 
 
 class TextMatcher:
@@ -44,27 +42,19 @@ class TextMatcher:
             return Prompt()
         if not isinstance(value, dict):
             return Prompt()
-        model = _text(value.get("model"))
+        model = text_or_none(value.get("model"))
         data = b"".join(_pieces(value))
-        salt = f"{model!r} {tenant!r} {_text(value.get('cache_salt'))!r}".encode(errors="replace")
+        salt = f"{model!r} {tenant!r} {text_or_none(value.get('cache_salt'))!r}".encode(errors="replace")
         size = self._page_size(model) * TOKEN_BYTES
         return Prompt(
             keys=_chain(data, size, xxh3_64_intdigest(salt)),
             tokens=max(1, len(data) // TOKEN_BYTES),
-            outputs=_outputs(value),
+            outputs=outputs(value),
             model=model,
             session=session(value, headers),
             stream=value.get("stream") is True,
-            choices=_whole(value.get("n"), 1),
+            choices=choices(value),
         )
-
-
-def session(value: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """The session that a request belongs to, as far as its client tells."""
-    for given in (headers.get("x-session-id"), *map(value.get, ("session_id", "prompt_cache_key", "user"))):
-        if isinstance(given, str) and given:
-            return given[:256]
-    return None
 
 
 def _chain(data: bytes, size: int, seed: int) -> tuple[int, ...]:
@@ -109,19 +99,3 @@ def _listed(given: list[Any]) -> Iterator[bytes]:
         yield first.encode(errors="replace")
     elif given:
         yield repr(given).encode(errors="replace")
-
-
-def _outputs(value: Mapping[str, Any]) -> int:
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        if value.get(name) is not None:
-            return _whole(value[name], OUTPUTS)
-    return OUTPUTS
-
-
-def _whole(value: Any, otherwise: int) -> int:
-    usable = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    return min(value, MOST) if usable else otherwise
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
